@@ -271,6 +271,8 @@ mod pages {
     mod tensor_parallelism {}
     #[doc = include_str!("../docs/mixture-of-experts.md")]
     mod mixture_of_experts {}
+    #[doc = include_str!("../docs/meshes.md")]
+    mod meshes {}
     #[doc = include_str!("../docs/formats.md")]
     mod formats {}
     #[doc = include_str!("../docs/simulating.md")]

@@ -4,6 +4,7 @@
 
 mod background;
 mod engines;
+mod experts;
 mod files;
 #[cfg(unix)]
 mod foreign;

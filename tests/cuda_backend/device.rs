@@ -114,6 +114,8 @@ fn start(plan: Plan, gpus: Vec<DeviceOrdinal>, way: Way, work: RankWork) {
             replicas: plan.weights.mesh.replicas(),
             context: plan.weights.mesh.context(),
             tensor: plan.weights.mesh.tensor(),
+            expert: plan.weights.mesh.expert(),
+            expert_shards: Some(plan.weights.mesh.expert_shards()),
             levels: Some(plan.weights.mesh.levels()),
             kernel_bytes,
             signal_by,

@@ -37,6 +37,10 @@ pub struct CudaOptions {
     pub context: u32,
     /// Ranks of a tensor-parallel group; 1 without tensor parallelism.
     pub tensor: u32,
+    /// Ranks of an expert-parallel group; 1 without expert parallelism.
+    pub expert: u32,
+    /// Ranks that one expert is sharded over; `None` for what `expert` leaves of a replica.
+    pub expert_shards: Option<u32>,
     /// In which levels the mesh sums; `None` for those that it has by itself.
     pub levels: Option<Levels>,
     /// Up to this many bytes per neighbour, a collective of [`Transport::Peer`] goes by one kernel instead of
@@ -64,6 +68,8 @@ impl CudaOptions {
             replicas: 1,
             context: 1,
             tensor: 1,
+            expert: 1,
+            expert_shards: None,
             levels: None,
             kernel_bytes: 0,
             signal_by: SignalBy::Auto,

@@ -374,6 +374,20 @@ pub fn features() -> Vec<Feature> {
         };
         all.push((format!("gradients summed over the {over} group in levels"), Box::new(has)));
     }
+    for (copies, of) in [(false, "of which there is one copy"), (true, "of which there are copies")] {
+        let has = move |_: &Sample, plan: &StepPlan| {
+            let is_so = |layout: &WeightLayout| {
+                layout.shard.expert.is_some() && (plan.weights.mesh.size(layout.shard.copies()) > 1) == copies
+            };
+            plan.weights.layouts.iter().any(is_so)
+        };
+        all.push((format!("experts, {of}"), Box::new(has)));
+    }
+    let in_levels = |_: &Sample, plan: &StepPlan| {
+        let sums = |group| matches!(group, Some(Group::ExpertLevel(_)));
+        plan.tasks.iter().any(|task| sums(task.op.group()))
+    };
+    all.push(("gradients of experts summed in levels".into(), Box::new(in_levels)));
     for how in [
         TensorParallel::ColumnParallel,
         TensorParallel::RowParallel,

@@ -7,6 +7,7 @@
 mod collective_calls;
 mod dispatch;
 mod draw;
+mod experts;
 mod feature;
 mod matrices;
 mod matrix_features;
@@ -70,6 +71,9 @@ const EXCHANGES: u64 = 1 << 63;
 const DISPATCH: u64 = 1 << 47;
 /// Tells the draw of tensor parallelism from the others.
 const TENSOR: u64 = 1 << 54;
+
+/// Tells the draw of what experts are sharded over from the others.
+const EXPERTS: u64 = 1 << 53;
 
 /// The groups that collectives between calls may be among.
 const GROUPS: [Group; 6] =
@@ -156,6 +160,15 @@ impl Sample {
             config.mesh.cp = tensor.among(&[1, 2]);
         }
         let ranks = shards * config.mesh.tp * config.mesh.dp_replicate.unwrap_or(1);
+        let experts = &mut Draw::new(mix(seed ^ EXPERTS));
+        if of_any_kind && experts.one_in(3) {
+            let levels = config.mesh.levels.unwrap_or_default();
+            let fits = experts::shards(config.mesh_of(ranks).unwrap(), levels);
+            config.mesh.ep_shard = experts.of(&fits).copied();
+            if config.mesh.ep_shard.is_some() {
+                program = experts::with_experts(&program, config.mesh.tp, ending, experts);
+            }
+        }
         let exchanged = &mut Draw::new(mix(seed ^ EXCHANGES));
         if exchanged.one_in(3) {
             let mesh = config.mesh_of(ranks).unwrap();

@@ -64,7 +64,7 @@ fn training((ranks, replicas, tensor): (u32, u32, u32), reduce: Reduce) -> StepP
 }
 
 /// The first op that brings this gradient to its owners, or sums it there.
-fn of(plan: &StepPlan, name: &str, wanted: fn(&Op) -> bool) -> usize {
+pub(crate) fn of(plan: &StepPlan, name: &str, wanted: fn(&Op) -> bool) -> usize {
     let found = weight(plan, name);
     position(plan, 0, |op| {
         let reduces = match op {
@@ -77,7 +77,7 @@ fn of(plan: &StepPlan, name: &str, wanted: fn(&Op) -> bool) -> usize {
     })
 }
 
-fn set_group(plan: &mut StepPlan, task: usize, to: Group) {
+pub(crate) fn set_group(plan: &mut StepPlan, task: usize, to: Group) {
     match &mut plan.tasks[task].op {
         Op::ExchangeGradient(ExchangeGradient { group, .. })
         | Op::ReduceScatter(ReduceScatter { group, .. })
@@ -192,12 +192,12 @@ fn a_part_or_a_copy_that_the_norm_counts_twice_or_not_at_all_is_refused() {
 /// The factors by which ranks turn sums of a weight's gradients into means, and the elements of its main grad that go
 /// into the norm, of all ranks together.
 #[derive(Debug, Default, PartialEq)]
-struct Derived {
-    factors: Vec<f32>,
-    counted: usize,
+pub(crate) struct Derived {
+    pub(crate) factors: Vec<f32>,
+    pub(crate) counted: usize,
 }
 
-fn derived(plan: &StepPlan) -> BTreeMap<WeightId, Derived> {
+pub(crate) fn derived(plan: &StepPlan) -> BTreeMap<WeightId, Derived> {
     let mut all: BTreeMap<WeightId, Derived> = BTreeMap::new();
     let ops: Vec<_> = plan.tasks.iter().map(|task| (task.op.clone(), task.lane)).collect();
     for rank in plan.weights.mesh.iter() {

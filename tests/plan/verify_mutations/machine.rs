@@ -106,16 +106,33 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
         bytes
     };
     let own = rank.backend.rank();
-    let twins = mesh.members(own, Group::Replicate).filter(|twin| *twin != own);
-    for twin in twins.map(|twin| &ranks[twin.index()]) {
-        let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
-        for slot in resident.filter(|slot| is_of_weights(slot.content)) {
+    let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
+    for slot in resident.filter(|slot| is_of_weights(slot.content)) {
+        let twins = mesh.members(own, copies(plan, slot.content)).filter(|twin| *twin != own);
+        for twin in twins.map(|twin| &ranks[twin.index()]) {
             if bytes(rank, slot.region) != bytes(twin, slot.region) {
                 return Err(format!("{own} and {} differ in `{}`", twin.backend.rank(), slot.name));
             }
         }
     }
     Ok(())
+}
+
+/// The ranks that hold the same of what is in such a slot.
+fn copies(plan: &StepPlan, content: Content) -> Group {
+    match content {
+        Content::Master(weight)
+        | Content::MasterRemainder(weight)
+        | Content::State(weight, _)
+        | Content::Shard(weight, _)
+        | Content::MainGrad(weight) => plan.weights.layout(weight).shard.copies(),
+        Content::TensorScale(bucket) | Content::AmaxHistory(bucket) | Content::DelayedScale(bucket)
+            if plan.weights.bucket(bucket).expert =>
+        {
+            Group::ExpertReplica
+        }
+        _ => Group::Replicate,
+    }
 }
 
 fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {
@@ -309,7 +326,7 @@ pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
         let place = kept(plan).position(|slot| slot.content == Content::Master(weight)).unwrap();
         let mesh = plan.weights.mesh;
         let mut bits = vec![0; layout.shard.whole().elements()];
-        for rank in mesh.iter().filter(|rank| mesh.replica_of(*rank) == 0) {
+        for rank in mesh.iter().filter(|rank| mesh.position(*rank, layout.shard.copies()) == 0) {
             let values: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank.index()][place]);
             let rows = layout
                 .shard

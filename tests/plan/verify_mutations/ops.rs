@@ -291,7 +291,9 @@ impl Memory<'_> {
                 let who = self.plan.weights.mesh.strides(op.group);
                 for (part, rows) in op.parts.iter().zip(read) {
                     let received = |call| match op.group {
-                        Group::Level(level) | Group::ReplicaLevel(level) if level.index() > 0 => {
+                        Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level)
+                            if level.index() > 0 =>
+                        {
                             Content::ReceivedPartial(part.weight, call, level)
                         }
                         _ => Content::ReceivedGradient(part.weight, call, op.element),
@@ -309,7 +311,9 @@ impl Memory<'_> {
                     let sum = Cell::of((name, op.element, mesh.strides(op.group), part.weight, summed));
                     // What leaves a rank more than its own rows is not summed over all of them.
                     let rows = |call| match op.group {
-                        Group::Level(level) | Group::ReplicaLevel(level) if mesh.slices(op.group) > 1 => {
+                        Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level)
+                            if mesh.slices(op.group) > 1 =>
+                        {
                             Content::PartialGradient(part.weight, call, level)
                         }
                         _ => Content::ReducedGradient(part.weight, call),

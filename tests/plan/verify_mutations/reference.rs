@@ -402,13 +402,17 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
     let ranks: Vec<Vec<Vec<f32>>> =
         ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
     let mesh = sample.mesh();
-    let of_replica = mesh.shards() * mesh.tensor() / apart;
+    let over = match sample.program.model().weight(weight).unwrap().expert && mesh.has_experts() {
+        true => mesh.expert_shards(),
+        false => mesh.shards() * mesh.tensor(),
+    };
+    let of_replica = over / apart;
     let replicas = || ranks.chunks(of_replica as usize);
     // Blocks of ranks first, then blocks of these, and so on.
     let sum_of = |replica: &[Vec<Vec<f32>>], number: usize| {
         let mut sums: Vec<Vec<f32>> = replica.iter().map(|of| of[number].clone()).collect();
         let levels = mesh.levels();
-        let several = levels.blocks().iter().filter(|block| **block > apart);
+        let several = levels.blocks().iter().filter(|block| (apart + 1..over).contains(*block));
         let blocks = several.map(|block| (block / apart) as usize).chain([replica.len()]);
         let mut before = 1;
         for block in blocks {

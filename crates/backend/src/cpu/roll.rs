@@ -113,7 +113,7 @@ impl Roll {
         let communicator = self.communicator;
         let place = |called: &Called| {
             let Called { group, ticket, .. } = called;
-            if self.mesh.replicas() > 1 || self.mesh.tensor() > 1 {
+            if self.mesh.replicas() > 1 || self.mesh.tensor() > 1 || self.mesh.has_experts() {
                 format!("{ticket} over the {group} group")
             } else {
                 ticket.to_string()

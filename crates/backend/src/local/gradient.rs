@@ -197,7 +197,10 @@ impl GradNorm {
         for (weight, slot) in main_grads {
             let layout = binder.weight(*weight)?;
             let counts = match layout.placement {
-                Placement::Sharded => binder.binding.weights.mesh.replica_of(binder.binding.rank) == 0,
+                Placement::Sharded => {
+                    let binding = &binder.binding;
+                    binding.weights.mesh.position(binding.rank, layout.shard.copies()) == 0
+                }
                 Placement::Replicated => binder.binding.rank == RankId::new(0),
             };
             if counts {

@@ -62,7 +62,8 @@ use super::super::{
 ///                            kernels }]; dynamic (false); or, in the place of a closure,
 ///                            collective ("all_gather", "reduce_scatter", "all_to_all", "sum",
 ///                            "max") of the buffer it reads into the one it writes, among
-///                            ("world", "shard", "replicate", "replica", "context", "tensor")
+///                            ("world", "shard", "replicate", "replica", "context", "tensor",
+///                            "expert", "expert_shard", "expert_replica")
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///
@@ -172,8 +173,9 @@ pub(super) struct ModelArguments {
     budget: Option<ByteSize>,
 
     /// Axes of the mesh, such as tp=2,dp_shard=4, over the configuration's: dp_replicate (replicas), dp_shard, cp (ranks
-    /// that share the tokens of a text), tp (ranks that compute the parts of one layer). One of dp_replicate and
-    /// dp_shard follows from the number of ranks
+    /// that share the tokens of a text), tp (ranks that compute the parts of one layer), ep (ranks that share experts),
+    /// ep_shard (ranks that one expert is sharded over). One of dp_replicate and dp_shard follows from the number of
+    /// ranks
     #[arg(long, value_name = "AXIS=N", value_delimiter = ',')]
     mesh: Vec<MeshAxis>,
 

@@ -17,6 +17,10 @@ pub enum MeshAxis {
     Cp(u32),
     /// Ranks that compute the parts of one layer.
     Tp(u32),
+    /// Ranks that share the experts.
+    Ep(u32),
+    /// Ranks that one expert is sharded over.
+    EpShard(u32),
 }
 
 impl MeshAxis {
@@ -39,6 +43,14 @@ impl MeshAxis {
                 axes.tp = ranks;
                 "mesh.tp"
             }
+            Self::Ep(ranks) => {
+                axes.ep = ranks;
+                "mesh.ep"
+            }
+            Self::EpShard(ranks) => {
+                axes.ep_shard = Some(ranks);
+                "mesh.ep_shard"
+            }
         }
     }
 }
@@ -57,7 +69,9 @@ impl FromStr for MeshAxis {
             "dp_shard" => Ok(Self::DpShard(ranks)),
             "cp" => Ok(Self::Cp(ranks)),
             "tp" => Ok(Self::Tp(ranks)),
-            _ => Err("axes of a mesh are dp_replicate, dp_shard, cp and tp".to_owned()),
+            "ep" => Ok(Self::Ep(ranks)),
+            "ep_shard" => Ok(Self::EpShard(ranks)),
+            _ => Err("axes of a mesh are dp_replicate, dp_shard, cp, tp, ep and ep_shard".to_owned()),
         }
     }
 }
@@ -74,10 +88,14 @@ mod tests {
             ("dp_shard=3", "mesh.dp_shard"),
             ("cp=4", "mesh.cp"),
             ("tp = 5", "mesh.tp"),
+            ("ep=6", "mesh.ep"),
+            ("ep_shard=7", "mesh.ep_shard"),
         ] {
             assert_eq!(text.parse::<MeshAxis>().map(|axis| axis.set(&mut axes)), Ok(key));
         }
-        assert_eq!(axes, MeshAxes { dp_replicate: Some(2), dp_shard: Some(3), cp: 4, tp: 5, levels: None });
+        let dense =
+            MeshAxes { dp_replicate: Some(2), dp_shard: Some(3), cp: 4, tp: 5, ..MeshAxes::default() };
+        assert_eq!(axes, MeshAxes { ep: 6, ep_shard: Some(7), ..dense });
         for wrong in ["tp", "tp=", "tp=0", "tp=two", "pp=2", "=2"] {
             assert!(wrong.parse::<MeshAxis>().is_err(), "{wrong}");
         }

@@ -32,11 +32,9 @@ pub(super) fn totals(plan: &StepPlan) -> String {
     let mut ops: BTreeMap<(String, String), (usize, usize)> = BTreeMap::new();
     for task in &plan.tasks {
         let lane = plan.lanes.get(task.lane.index()).map_or_else(String::new, |lane| lane.kind.to_string());
-        let op = match task
-            .op
-            .group()
-            .filter(|_| mesh.replicas() > 1 || mesh.tensor() > 1 || mesh.depth(Group::Shard) > 1)
-        {
+        let op = match task.op.group().filter(|_| {
+            mesh.replicas() > 1 || mesh.tensor() > 1 || mesh.has_experts() || mesh.depth(Group::Shard) > 1
+        }) {
             Some(group) => format!("{} ({group})", task.op.name()),
             None => task.op.name().to_owned(),
         };

@@ -20,6 +20,7 @@ fn every_key() -> String {
         frozen: Some(true),
         tensor_parallel: Some(TensorParallel::ColumnParallel),
         segments: Some(vec![64, 32, 32]),
+        expert_parallel: Some(true),
         scale_group: Some("*.both".to_owned()),
     };
     let text = Config { weights: vec![rule.clone(), rule], ..Config::default() }.effective();

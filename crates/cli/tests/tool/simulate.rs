@@ -314,7 +314,10 @@ fn axes_of_the_mesh_come_from_the_flag_and_weights_that_say_nothing_of_them_are_
         ("plan calls.toml --ranks 8 --mesh tp=2", "`layers.0.mix` says nothing of tensor parallelism"),
         ("plan calls.toml --ranks 8 --mesh tp=3 --config run.toml", "set mesh.tp to a divisor of 8"),
         ("plan model.toml --ranks 8 --mesh tp=2,dp_shard=3", "leave mesh.dp_shard out"),
-        ("plan model.toml --ranks 8 --mesh pp=2", "axes of a mesh are dp_replicate, dp_shard, cp and tp"),
+        (
+            "plan model.toml --ranks 8 --mesh pp=2",
+            "axes of a mesh are dp_replicate, dp_shard, cp, tp, ep and ep_shard",
+        ),
     ] {
         let refused = run(folder.path(), line);
         let complaint = String::from_utf8(refused.stderr).unwrap();

@@ -16,6 +16,10 @@ impl World {
             1 => String::new(),
             tensor => format!(" with tensor-parallel groups of {tensor}"),
         };
+        let experts = match self.mesh.expert() {
+            1 => String::new(),
+            ep => format!(" with expert-parallel groups of {ep}"),
+        };
         let by_copies = match self.options.signal_by {
             SignalBy::Copy => ", signalled by copies",
             SignalBy::Auto | SignalBy::Stream => "",
@@ -31,6 +35,6 @@ impl World {
             (_, Transport::Nccl) => "collectives by NCCL".to_owned(),
         };
         let times = self.times.as_ref().map(|times| format!(", {times}")).unwrap_or_default();
-        format!("cuda, {ranks} × {gpu}{replicas}{tensor}, {transport}{times}")
+        format!("cuda, {ranks} × {gpu}{replicas}{tensor}{experts}, {transport}{times}")
     }
 }

@@ -5,8 +5,8 @@
 //!   all these reports.
 //! - Peers' memory is written only within a host; what goes from host to host goes by NCCL.
 //! - Peers inside and NCCL between needs hosts with the same number of ranks each, one after the other, and
-//!   more than one for it to be of use. Replicas, and the ranks at one place of them, must be spread over them just as
-//!   evenly. Other worlds of several hosts use NCCL for everything.
+//!   more than one for it to be of use. Replicas, experts, and the ranks at one place of them, must be spread over them
+//!   just as evenly. Other worlds of several hosts use NCCL for everything.
 
 use super::hosts::Hosts;
 use crate::device::libraries::Library;
@@ -30,15 +30,16 @@ pub(crate) struct Statement {
     pub(crate) wish: Wish,
 }
 
-/// What a process was asked for: transport, how gradients are summed, how many replicas, ranks of a text and
-/// tensor-parallel ranks there are, and in which levels. The levels are those of the mesh, whether the options name
+/// What a process was asked for: transport, how gradients are summed, how many replicas, ranks of a text,
+/// tensor-parallel ranks and ranks of experts there are, and in which levels. The levels are those of the mesh, whether the options name
 /// them or it has them by itself.
-type Wish = (Option<Transport>, Reduce, [u32; 3], [u32; Levels::MOST]);
+type Wish = (Option<Transport>, Reduce, [u32; 5], [u32; Levels::MOST]);
 
 fn wish(transport: Option<Transport>, reduce: Reduce, mesh: Mesh) -> Wish {
     let mut levels = [0; Levels::MOST];
     levels.iter_mut().zip(mesh.levels().blocks()).for_each(|(level, block)| *level = *block);
-    (transport, reduce, [mesh.replicas(), mesh.context(), mesh.tensor()], levels)
+    let experts = [mesh.expert(), mesh.expert_shards()];
+    (transport, reduce, [mesh.replicas(), mesh.context(), mesh.tensor(), experts[0], experts[1]], levels)
 }
 
 impl Statement {
@@ -84,7 +85,10 @@ impl Statement {
             _ => return Err(Truncated),
         };
         let reduce = if reader.byte()? == 0 { Reduce::Ordered } else { Reduce::Nccl };
-        let axes = [reader.number()?, reader.number()?, reader.number()?];
+        let mut axes = [0; 5];
+        for axis in &mut axes {
+            *axis = reader.number()?;
+        }
         let mut levels = [0; Levels::MOST];
         for level in &mut levels {
             *level = reader.number()?;
@@ -119,7 +123,7 @@ pub(crate) fn network(
     let Some(first) = statements.first() else { return refused("a world needs a rank") };
     if statements.iter().any(|statement| statement.wish != first.wish) {
         return refused(
-            "processes were configured with different transport, reduce, mesh.dp_replicate, mesh.cp, mesh.tp or mesh.levels; give all the same",
+            "processes were configured with different transport, reduce, mesh.dp_replicate, mesh.cp, mesh.tp, mesh.ep, mesh.ep_shard or mesh.levels; give all the same",
         );
     }
     let alone = statements.iter().enumerate().all(|(position, statement)| {
@@ -140,8 +144,9 @@ pub(crate) fn network(
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
     let even = |hosts: &Hosts| {
-        let groups =
-            [Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor].into_iter();
+        let dense = [Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor];
+        let experts = [Group::Expert, Group::ExpertShard, Group::ExpertReplica];
+        let groups = dense.into_iter().chain(experts);
         groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
     };
     match (first.wish.0, first.wish.1) {
@@ -158,7 +163,7 @@ pub(crate) fn network(
         (None, Reduce::Nccl) => nccl(),
         (Some(Transport::Peer), _) if !one_host => match hosts {
             Some(hosts) if !even(&hosts) => refused(
-                "transport = \"peer\" over several hosts needs replicas of whole hosts, or hosts of whole replicas, and the same of tensor- and context-parallel groups; set mesh.dp_replicate, mesh.cp and mesh.tp so, or transport = \"auto\" or \"nccl\"",
+                "transport = \"peer\" over several hosts needs replicas of whole hosts, or hosts of whole replicas, and the same of tensor-, context- and expert-parallel groups and of what experts are sharded over; set mesh.dp_replicate, mesh.cp, mesh.tp, mesh.ep and mesh.ep_shard so, or transport = \"auto\" or \"nccl\"",
             ),
             Some(hosts) => installed().and_then(|()| peers(hosts)),
             None => refused(
@@ -188,7 +193,7 @@ mod tests {
             gpu: [gpu; 16],
             has_nccl: false,
             reaches: true,
-            wish: (transport, Reduce::Ordered, [1; 3], [0; Levels::MOST]),
+            wish: (transport, Reduce::Ordered, [1; 5], [0; Levels::MOST]),
         }
     }
 
@@ -228,9 +233,9 @@ mod tests {
     #[test]
     fn processes_that_want_different_replicas_are_refused() {
         let mut all = statements("aa", None);
-        all[1].wish.2 = [2, 1, 1];
+        all[1].wish.2 = [2, 1, 1, 1, 1];
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.dp_replicate"));
-        all[1].wish.2 = [1, 1, 2];
+        all[1].wish.2 = [1, 1, 2, 1, 1];
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.tp"));
         let mut all = statements("aa", None);
         all[1].wish.3[0] = 2;

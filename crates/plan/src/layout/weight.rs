@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 
+use super::expert::ExpertNumber;
 use super::region::{Region, aligned};
 use crate::model::{ParameterGroup, Placement, Reuse, ShardLayout};
 use warpweft_base::id::{BucketId, GroupId};
@@ -39,6 +40,9 @@ pub struct WeightLayout {
     /// [`Weights::scaled_with`](crate::layout::Weights::scaled_with).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_group: Option<String>,
+    /// Which of a rank's experts it belongs to, where these have axes of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert: Option<ExpertNumber>,
 }
 
 impl WeightLayout {

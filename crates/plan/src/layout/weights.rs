@@ -1,7 +1,7 @@
 //! All weights of a session, grouped into buckets.
 //!
 //! Law: every weight is in exactly one bucket. A bucket has one format, one placement, and either weights
-//! that train or weights that are frozen. Weights of a scale group are next to one another in it, so their
+//! that train or weights that are frozen; experts are not among others where they have axes of their own. Weights of a scale group are next to one another in it, so their
 //! amaxes are too. The grouping follows from the declaration alone, so it is the same on every rank and for
 //! every program of a session.
 
@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use super::expert::ExpertNumber;
 use super::state::{Delayed, StateLayout};
 use super::weight::WeightLayout;
 use crate::model::{Mesh, Placement, ShardLayout, WeightSpec};
@@ -27,6 +28,9 @@ pub struct Bucket {
     /// Whether its weights stay as they are. No plan quantizes it then.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
+    /// Whether its weights are those of experts that are sharded by axes of their own.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub expert: bool,
     /// The weights, in id order; those of a scale group follow the first of them.
     pub weights: Vec<WeightId>,
 }
@@ -66,14 +70,18 @@ impl Weights {
         let state = StateLayout::default();
         let mut weights = Self { layouts: Vec::new(), buckets: Vec::new(), mesh, state };
         for (number, spec) in specs.iter().enumerate() {
+            let shard = ShardLayout::new(spec, mesh);
+            let expert = shard.expert.is_some();
             let same = |bucket: &Bucket| {
-                (bucket.format, bucket.placement, bucket.frozen) == (spec.format, spec.placement, spec.frozen)
+                let kind = (bucket.format, bucket.placement, bucket.frozen, bucket.expert);
+                kind == (spec.format, spec.placement, spec.frozen, expert)
             };
             let bucket = weights.buckets.iter().position(same).unwrap_or_else(|| {
                 weights.buckets.push(Bucket {
                     format: spec.format,
                     placement: spec.placement,
                     frozen: spec.frozen,
+                    expert,
                     weights: Vec::new(),
                 });
                 weights.buckets.len() - 1
@@ -82,7 +90,7 @@ impl Weights {
                 name: spec.name.clone(),
                 format: spec.format,
                 placement: spec.placement,
-                shard: ShardLayout::new(spec, mesh),
+                shard,
                 bucket: BucketId::at(bucket),
                 position: weights.buckets[bucket].weights.len(),
                 reuse: spec.reuse,
@@ -90,11 +98,33 @@ impl Weights {
                 parameters: spec.parameters,
                 frozen: spec.frozen,
                 scale_group: spec.scale_group.clone(),
+                expert: None,
             });
             weights.buckets[bucket].weights.push(WeightId::at(number));
         }
         weights.join_scale_groups();
+        weights.number_experts();
         weights
+    }
+
+    /// Counts the experts of a rank: weights whose names differ in the expert's number alone.
+    fn number_experts(&mut self) {
+        let mut counts: HashMap<(String, String), u32> = HashMap::new();
+        let place = |layout: &WeightLayout| {
+            layout.shard.expert?;
+            let place = ExpertNumber::in_name(&layout.name)?;
+            Some((place, place.around(&layout.name)))
+        };
+        let places: Vec<_> = self.layouts.iter().map(place).collect();
+        for (_, around) in places.iter().flatten() {
+            *counts.entry(around.clone()).or_default() += 1;
+        }
+        for (layout, (place, around)) in
+            self.layouts.iter_mut().zip(places).filter_map(|(layout, place)| Some((layout, place?)))
+        {
+            let of_rank = counts.get(&around).copied().unwrap_or(1);
+            layout.expert = (place.number < of_rank).then_some(place.among(of_rank));
+        }
     }
 
     /// Moves weights of a scale group to the first of them, where their format has a scale of the tensor.

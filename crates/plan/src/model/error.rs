@@ -443,6 +443,25 @@ pub enum DeclareError {
         /// Shards of a replica.
         shards: u32,
     },
+    /// Axes of experts that do not divide the ranks.
+    #[error(
+        "{ranks} ranks, {of_replica} of a replica, cannot be divided into expert-parallel groups of {ep}{}; set mesh.{key} to {number}, or change the number of ranks",
+        ep_shard.map_or_else(String::new, |shards| format!(" with experts sharded over {shards}"))
+    )]
+    Experts {
+        /// Ranks that share the experts.
+        ep: u32,
+        /// Ranks that one expert is sharded over, if they were said.
+        ep_shard: Option<u32>,
+        /// Ranks of the mesh.
+        ranks: u32,
+        /// Ranks of a replica.
+        of_replica: u32,
+        /// The axis to change.
+        key: &'static str,
+        /// What would do.
+        number: u32,
+    },
     /// Levels that are not made of each other.
     #[error(
         "{given:?} are no levels of a mesh; set mesh.levels to at most {most} numbers of ranks from 2 up, each a multiple of the one before, such as [8] or [8, 128], or to [] for none"
@@ -455,7 +474,8 @@ pub enum DeclareError {
     },
     /// A level that cuts some group of ranks in pieces of unequal size.
     #[error(
-        "blocks of {level} ranks cut {ranks} ranks in {replicas} replicas with tp = {tensor} unevenly; set mesh.levels to numbers that divide the ranks of a replica or are multiples of it, and are multiples or divisors of mesh.tp: the next after {level} is {next}"
+        "blocks of {level} ranks cut {ranks} ranks in {replicas} replicas with tp = {tensor}, ep = {} and ep_shard = {} unevenly; set mesh.levels to numbers that divide the ranks of a replica or are multiples of it, and are multiples or divisors of mesh.tp, of mesh.ep and of ep · ep_shard: the next after {level} is {next}",
+        experts.0, experts.1
     )]
     Level {
         /// Ranks of a block.
@@ -466,6 +486,8 @@ pub enum DeclareError {
         replicas: u32,
         /// Ranks of a tensor-parallel group.
         tensor: u32,
+        /// Ranks that share the experts, and those that one expert is sharded over.
+        experts: (u32, u32),
         /// The next number that would do.
         next: u32,
     },

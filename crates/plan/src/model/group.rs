@@ -34,6 +34,15 @@ pub enum Group {
     Level(LevelId),
     /// The same for a weight that tensor parallelism does not cut, whose rows all ranks of a replica have.
     ReplicaLevel(LevelId),
+    /// Those that hold all experts between them, of each one shard: an expert-parallel group. Without expert
+    /// parallelism each rank is alone in its own.
+    Expert,
+    /// Those that the rows of one expert are sharded over.
+    ExpertShard,
+    /// Those that hold the same shard of the same expert.
+    ExpertReplica,
+    /// As [`Group::Level`], for the weights of experts.
+    ExpertLevel(LevelId),
 }
 
 impl Group {
@@ -41,6 +50,16 @@ impl Group {
     #[must_use]
     pub const fn is_world(&self) -> bool {
         matches!(self, Self::World)
+    }
+
+    /// The ranks at one place of all groups that hold the same as these: of weights that are sharded over this group,
+    /// those that have the same rows.
+    #[must_use]
+    pub const fn copies(self) -> Self {
+        match self {
+            Self::ExpertShard | Self::ExpertLevel(_) => Self::ExpertReplica,
+            _ => Self::Replicate,
+        }
     }
 
     /// Whether these are the ranks of a replica; a reduction then leaves the group out.
@@ -59,7 +78,10 @@ impl std::fmt::Display for Group {
             Self::Replica => formatter.write_str("replica"),
             Self::Tensor => formatter.write_str("tensor"),
             Self::Context => formatter.write_str("context"),
-            Self::Level(level) | Self::ReplicaLevel(level) => level.fmt(formatter),
+            Self::Expert => formatter.write_str("expert"),
+            Self::ExpertShard => formatter.write_str("expert_shard"),
+            Self::ExpertReplica => formatter.write_str("expert_replica"),
+            Self::Level(level) | Self::ReplicaLevel(level) | Self::ExpertLevel(level) => level.fmt(formatter),
         }
     }
 }

@@ -67,8 +67,15 @@ impl Levels {
     }
 
     /// Those whose blocks are smaller than `ranks` ranks.
-    pub(super) fn below(self, ranks: u32) -> Self {
-        Self(self.0.map(|block| if block < ranks { block } else { 0 }))
+    pub(super) const fn below(self, ranks: u32) -> Self {
+        let (mut below, mut level) = (self.0, 0);
+        while level < Self::MOST {
+            if below[level] >= ranks {
+                below[level] = 0;
+            }
+            level += 1;
+        }
+        Self(below)
     }
 }
 

@@ -4,14 +4,15 @@
 //! the ranks of a tensor-parallel group, those that share texts, and those of a replica are numbered one after the
 //! other, and share a host where a host has as many. Every replica holds every weight; ranks at the same place in all
 //! replicas hold the same bits. Context parallelism splits the tokens of a text and no weight: for weights its ranks
-//! are shards like others. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere else: everything that
+//! are shards like others. The weights of experts divide the same ranks otherwise: rank = (copy · expert shards + expert
+//! shard) · ep + place among experts. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere else: everything that
 //! needs their numbers, or how many they are, asks there. In which order gradients are summed over a replica is said by
 //! [`Mesh::tree`]: a replica of up to 8 ranks has one level by itself, all ranks in order.
 
 use serde::{Serialize, Serializer};
 
 use super::{DeclareError, Group, Levels, Strides};
-use warpweft_base::id::{LevelId, RankId};
+use warpweft_base::id::RankId;
 
 /// The ranks a model is sharded over, and how often it is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,7 +23,11 @@ pub struct Mesh {
     context: u32,
     /// Ranks of a tensor-parallel group.
     tensor: u32,
-    /// Those that cut a replica.
+    /// Ranks of an expert-parallel group.
+    expert: u32,
+    /// Ranks that one expert is sharded over.
+    expert_shards: u32,
+    /// Those that cut a replica, or all copies of an expert but one.
     levels: Levels,
 }
 
@@ -52,8 +57,16 @@ impl Mesh {
         match (ranks, ranks.checked_rem(replicas)) {
             (0, _) => Err(DeclareError::NoRanks),
             (1..=Self::MAX_RANKS, Some(0)) => {
-                let flat =
-                    Self { shards: ranks / replicas, replicas, context: 1, tensor: 1, levels: Levels::FLAT };
+                let (shards, levels) = (ranks / replicas, Levels::FLAT);
+                let flat = Self {
+                    shards,
+                    replicas,
+                    context: 1,
+                    tensor: 1,
+                    expert: 1,
+                    expert_shards: shards,
+                    levels,
+                };
                 Ok(flat.with_levels(Levels::USUAL).unwrap_or(flat))
             }
             (1..=Self::MAX_RANKS, _) => Err(DeclareError::Replicas { ranks, replicas }),
@@ -71,7 +84,7 @@ impl Mesh {
     }
 
     /// The same ranks and replicas, in which each `tensor` ranks in a row are a tensor-parallel group, without context
-    /// parallelism. Levels are those that such a mesh has by itself.
+    /// and expert parallelism. Levels are those that such a mesh has by itself.
     ///
     /// # Errors
     /// [`DeclareError::Tensor`] when the ranks of a replica cannot be divided into such groups.
@@ -81,7 +94,15 @@ impl Mesh {
             Some(0) if tensor == self.tensor => Ok(self),
             Some(0) => {
                 let shards = of_replica / tensor;
-                let flat = Self { shards, context: 1, tensor, levels: Levels::FLAT, ..self };
+                let flat = Self {
+                    shards,
+                    context: 1,
+                    tensor,
+                    expert: 1,
+                    expert_shards: of_replica,
+                    levels: Levels::FLAT,
+                    ..self
+                };
                 Ok(flat.with_levels(Levels::USUAL).unwrap_or(flat))
             }
             None | Some(_) => Err(DeclareError::Tensor { tensor, of_replica }),
@@ -106,11 +127,19 @@ impl Mesh {
     /// many whole replicas each, nor hold all ranks; and for those that cut tensor-parallel groups unevenly.
     pub fn with_levels(self, levels: Levels) -> Result<Self, DeclareError> {
         let (ranks, replicas, tensor) = (self.ranks(), self.replicas, self.tensor);
+        let most = self.of_replica().max(self.of_experts());
         match levels.blocks().iter().find(|block| !self.is_cut_evenly(**block)) {
-            None => Ok(Self { levels: levels.below(self.of_replica()), ..self }),
+            None => Ok(Self { levels: levels.below(most), ..self }),
             Some(level) => {
                 let next = (*level..ranks).find(|block| self.is_cut_evenly(*block)).unwrap_or(ranks);
-                Err(DeclareError::Level { level: *level, ranks, replicas, tensor, next })
+                Err(DeclareError::Level {
+                    level: *level,
+                    ranks,
+                    replicas,
+                    tensor,
+                    experts: (self.expert, self.expert_shards),
+                    next,
+                })
             }
         }
     }
@@ -119,7 +148,9 @@ impl Mesh {
         let (of_replica, tensor) = (self.of_replica(), self.tensor);
         let whole = block.is_multiple_of(of_replica) && self.ranks().is_multiple_of(block);
         let parts = block.is_multiple_of(tensor) || tensor.is_multiple_of(block);
-        block >= self.ranks() || (of_replica.is_multiple_of(block) && parts) || whole
+        block >= self.ranks()
+            || (((of_replica.is_multiple_of(block) && parts) || whole)
+                && self.is_cut_evenly_for_experts(block))
     }
 
     const fn of_replica(self) -> u32 {
@@ -185,55 +216,10 @@ impl Mesh {
             Group::Replica => Strides::new(1, self.of_replica()),
             Group::Context => Strides::new(self.tensor, self.context),
             Group::Tensor => Strides::new(1, self.tensor),
-            Group::Level(level) => self.level(level, self.tensor),
-            Group::ReplicaLevel(level) => self.level(level, 1),
-        }
-    }
-
-    /// The ranks whose sums a level adds up, of ranks that are `apart` from each other.
-    const fn level(self, level: LevelId, apart: u32) -> Strides {
-        let below = if level.index() == 0 { apart } else { self.block(level.index() - 1, apart) };
-        Strides::new(below, self.block(level.index(), apart) / below)
-    }
-
-    /// Ranks of a block of a level in which several of those meet that are `apart` from each other; above the last that
-    /// is all of a replica.
-    const fn block(self, level: usize, apart: u32) -> u32 {
-        match self.levels.above(apart).block(level) {
-            Some(ranks) => ranks,
-            None => self.of_replica(),
-        }
-    }
-
-    /// Over which groups, one after the other, gradients of a weight are summed over a replica, whose rows are sharded
-    /// `over` a group, [`Group::Shard`] or [`Group::Replica`]: over all its ranks at once; or with levels over those in
-    /// a block, then over those at one place of the blocks of the level before, and so on. Each adds in rank order.
-    pub fn tree(self, over: Group) -> impl ExactSizeIterator<Item = Group> {
-        let depth = self.depth(over);
-        let group = move |level| match over {
-            _ if depth == 1 => over,
-            Group::Replica => Group::ReplicaLevel(LevelId::at(level)),
-            _ => Group::Level(LevelId::at(level)),
-        };
-        (0..depth).map(group)
-    }
-
-    /// How many sums one after the other the [`tree`](Mesh::tree) over a group is.
-    #[must_use]
-    pub fn depth(self, over: Group) -> usize {
-        let apart = if matches!(over, Group::Replica) { 1 } else { self.tensor };
-        self.levels.above(apart).blocks().len() + 1
-    }
-
-    /// How many slices of a gradient a rank has for each rank of a group of the [`tree`](Mesh::tree): its sum over that
-    /// group has as many slices, each of a rank's rows.
-    #[must_use]
-    pub const fn slices(self, group: Group) -> u32 {
-        match group {
-            Group::Level(level) => self.of_replica() / self.block(level.index(), self.tensor),
-            Group::ReplicaLevel(level) => self.of_replica() / self.block(level.index(), 1),
-            Group::Shard | Group::Replicate | Group::World | Group::Replica => 1,
-            Group::Context | Group::Tensor => 1,
+            Group::Level(_) | Group::ReplicaLevel(_) | Group::ExpertLevel(_) => self.level(group),
+            Group::Expert => Strides::new(1, self.expert),
+            Group::ExpertShard => Strides::new(self.expert, self.expert_shards),
+            Group::ExpertReplica => Strides::new(self.of_experts(), self.ranks() / self.of_experts()),
         }
     }
 
@@ -242,8 +228,13 @@ impl Mesh {
         let levels = self.tree(Group::Shard).filter(|group| !group.is_shard());
         let of_replica =
             self.tree(Group::Replica).filter(move |group| self.tensor > 1 && *group != Group::Replica);
+        let of_experts = self
+            .tree(Group::ExpertShard)
+            .filter(move |group| self.has_experts() && *group != Group::ExpertShard);
         let named = [Group::World, Group::Shard, Group::Replicate].into_iter();
-        named.chain(levels).chain(of_replica).chain([Group::Replica, Group::Context, Group::Tensor])
+        let named = named.chain(levels).chain(of_replica).chain(of_experts);
+        let others = [Group::Replica, Group::Context, Group::Tensor];
+        named.chain(others).chain([Group::Expert, Group::ExpertShard, Group::ExpertReplica])
     }
 
     /// How many ranks a group has.
@@ -287,7 +278,7 @@ impl std::fmt::Display for Mesh {
         let ranks = self.ranks();
         write!(formatter, "{ranks} rank{}", if ranks == 1 { "" } else { "s" })?;
         let Self { shards, replicas, context, tensor, .. } = *self;
-        if shards == ranks && context == 1 {
+        if shards == ranks && context == 1 && !self.has_experts() {
             return Ok(());
         }
         write!(formatter, " ({} shards", shards / context)?;
@@ -297,12 +288,19 @@ impl std::fmt::Display for Mesh {
         if replicas > 1 {
             write!(formatter, " × {replicas} replicas")?;
         }
+        if self.has_experts() {
+            write!(formatter, "; ep {} × ep_shard {}", self.expert, self.expert_shards)?;
+            match self.size(Group::ExpertReplica) {
+                1 => {}
+                copies => write!(formatter, " × ep_replicate {copies}")?,
+            }
+        }
         formatter.write_str(")")
     }
 }
 
-/// The ranks; the replicas, the ranks that share a text and the tensor-parallel ranks where there are several; and
-/// levels where there are some.
+/// The ranks; the replicas, the ranks that share a text and the tensor-parallel ranks where there are several;
+/// experts' own axes where they have some; and levels where there are some.
 impl Serialize for Mesh {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -315,15 +313,25 @@ impl Serialize for Mesh {
             #[serde(skip_serializing_if = "Option::is_none")]
             tensor: Option<u32>,
             #[serde(skip_serializing_if = "Option::is_none")]
+            expert: Option<u32>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            expert_shards: Option<u32>,
+            #[serde(skip_serializing_if = "Option::is_none")]
             levels: Option<Levels>,
         }
         let replicas = (self.replicas > 1).then_some(self.replicas);
         let context = (self.context > 1).then_some(self.context);
         let tensor = (self.tensor > 1).then_some(self.tensor);
+        let expert = self.has_experts().then_some(self.expert);
+        let expert_shards = self.has_experts().then_some(self.expert_shards);
         let levels = Some(self.levels).filter(|levels| *levels != Levels::FLAT);
-        Written { ranks: self.ranks(), replicas, context, tensor, levels }.serialize(serializer)
+        Written { ranks: self.ranks(), replicas, context, tensor, expert, expert_shards, levels }
+            .serialize(serializer)
     }
 }
+
+mod experts;
+mod tree;
 
 #[cfg(test)]
 mod tests;

@@ -47,6 +47,9 @@ pub struct ShardLayout {
     /// How it is cut by tensor parallelism, where the mesh has that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorCut>,
+    /// How many ranks have other experts in its place, where it is an expert's and the mesh has axes for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert: Option<u32>,
 }
 
 impl ShardLayout {
@@ -59,7 +62,8 @@ impl ShardLayout {
             whole: weight.shape,
             segments: weight.segments,
         });
-        let over = tensor.map_or(Group::Shard, |cut| cut.group());
+        let expert = (weight.expert && mesh.has_experts()).then_some(mesh.expert());
+        let over = group_of(expert, tensor);
         let (ranks, tile) = match weight.placement {
             Placement::Sharded => (mesh.size(over), weight.format.row_tile()),
             Placement::Replicated => (1, 1),
@@ -68,13 +72,19 @@ impl ShardLayout {
         let shape = how.map_or(weight.shape, |how| how.part(weight.shape, mesh.tensor()));
         let rows = shape.rows.div_ceil(ranks as usize);
         let rows_per_rank = rows.checked_next_multiple_of(tile).unwrap_or(usize::MAX);
-        Self { shape, rows_per_rank, ranks, tensor }
+        Self { shape, rows_per_rank, ranks, tensor, expert }
     }
 
     /// The ranks that the rows are sharded over.
     #[must_use]
     pub fn group(&self) -> Group {
-        self.tensor.map_or(Group::Shard, |cut| cut.group())
+        group_of(self.expert, self.tensor)
+    }
+
+    /// The ranks that have the same rows of it.
+    #[must_use]
+    pub fn copies(&self) -> Group {
+        self.group().copies()
     }
 
     /// How often a sum of its gradients over all ranks counts a token.
@@ -90,21 +100,25 @@ impl ShardLayout {
     }
 
     /// How many ranks, the first of a mesh, have all of the weight together: each blocks that no other of them has
-    /// ([`ShardLayout::blocks_of`]).
+    /// ([`ShardLayout::blocks_of`]). Of an expert's weight they have those of all experts in its place.
     #[must_use]
     pub fn owners(&self) -> u32 {
         self.ranks.saturating_mul(self.parts())
     }
 
-    /// Into how many parts tensor parallelism cuts it; 1 if it does not.
+    /// Into how many parts tensor parallelism cuts it, or how many experts are in its place on other ranks; 1 if it is
+    /// the same on all.
     fn parts(&self) -> u32 {
+        if let Some(experts) = self.expert {
+            return experts;
+        }
         self.tensor.filter(|cut| cut.group() == Group::Shard).map_or(1, |cut| cut.ranks)
     }
 
     /// Which of the shards `rank` holds; 0 of a replicated weight.
     #[must_use]
     pub fn position(&self, rank: RankId) -> u32 {
-        // The ranks of a tensor-parallel group that have parts of their own stand between two shards of one part.
+        // The ranks of a tensor-parallel group that have parts of their own, or other experts, stand between two shards of one part.
         Strides::new(self.parts(), self.ranks).position(rank)
     }
 
@@ -201,6 +215,14 @@ impl ShardLayout {
     #[must_use]
     pub fn padded(&self) -> Shape {
         Shape { rows: self.padded_rows(), cols: self.shape.cols }
+    }
+}
+
+/// The ranks that rows are sharded over.
+fn group_of(expert: Option<u32>, tensor: Option<TensorCut>) -> Group {
+    match expert {
+        Some(_) => Group::ExpertShard,
+        None => tensor.map_or(Group::Shard, |cut| cut.group()),
     }
 }
 

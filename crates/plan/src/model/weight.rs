@@ -61,6 +61,9 @@ pub struct WeightSpec {
     /// see [`ModelBuilder::column_parallel_of`].
     #[serde(skip_serializing_if = "Segments::is_none")]
     pub segments: Segments,
+    /// Whether it is of an expert, of which other ranks have others; see [`ModelBuilder::expert_parallel`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub expert: bool,
     /// The weights that it is quantized with by one scale of the tensor, if any: see
     /// [`ModelBuilder::scale_group`].
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,6 +85,7 @@ impl WeightSpec {
             frozen: false,
             tensor: None,
             segments: Segments::NONE,
+            expert: false,
             scale_group: None,
         }
     }
@@ -379,6 +383,20 @@ impl ModelBuilder {
         };
         (spec.tensor, spec.segments) = (Some(TensorParallel::ColumnParallel), segments);
         Ok(())
+    }
+
+    /// Decides that `weight` is of an expert, and that with expert parallelism (`mesh.ep`) each rank of an
+    /// expert-parallel group has other experts; without, a model runs as if nothing was said.
+    ///
+    /// A model declares the experts of one rank. The last number in a weight's name is that of its expert among these,
+    /// as 2 in `layers.0.experts.2.w1`. Where a rank has n of them, expert k of the rank at place e of its group is
+    /// expert `e · n + k` of the layer: initializers and files know its weight by that number, as
+    /// `layers.0.experts.14.w1` at place 3 of 4 experts each.
+    ///
+    /// # Errors
+    /// As [`Model::weight`].
+    pub fn expert_parallel(&mut self, weight: WeightId) -> Result<(), DeclareError> {
+        self.spec_mut(weight, "expert_parallel").map(|spec| spec.expert = true)
     }
 
     /// Declares a scale group: weights that an inference engine fuses into one matrix, such as queries, keys

@@ -149,13 +149,14 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
             // Calls wait for it as they wait for each other.
             (Op::CollectiveCall(_), _) if stage < calls => pace.calls[stage] += time,
             (
-                op @ (Op::ExchangeGradient(_) | Op::AllReduce(AllReduce { group: Group::Replicate, .. })),
+                op @ (Op::ExchangeGradient(_)
+                | Op::AllReduce(AllReduce { group: Group::Replicate | Group::ExpertReplica, .. })),
                 _,
             ) if !beside_gathers(op) => {}
             (
                 Op::ReduceScatter(_)
                 | Op::ExchangeGradient(_)
-                | Op::AllReduce(AllReduce { group: Group::Replicate, .. }),
+                | Op::AllReduce(AllReduce { group: Group::Replicate | Group::ExpertReplica, .. }),
                 _,
             ) => {
                 // Of the reference, in which reductions stand so many calls later.
@@ -188,5 +189,8 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
 
 /// Are these the ranks of a level above the first?
 const fn is_further(group: Group) -> bool {
-    matches!(group, Group::Level(level) | Group::ReplicaLevel(level) if level.index() > 0)
+    let (Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level)) = group else {
+        return false;
+    };
+    level.index() > 0
 }

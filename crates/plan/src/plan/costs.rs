@@ -127,7 +127,8 @@ impl Costs {
 
     /// Does an op want a link that gathers want?
     pub(super) fn meets_gathers(&self, op: &Op) -> bool {
-        let gathers = [Group::Shard, Group::Replica].map(|group| self.prices.reach_of(group));
+        let gathers =
+            [Group::Shard, Group::Replica, Group::ExpertShard].map(|group| self.prices.reach_of(group));
         self.reach(op).is_some_and(|reach| gathers.iter().any(|gather| reach.meets(*gather)))
     }
 

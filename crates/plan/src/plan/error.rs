@@ -115,6 +115,16 @@ pub enum PlanError {
         /// What does not fit, and what would.
         problem: String,
     },
+    /// Expert parallelism and a weight do not fit each other.
+    #[error("with mesh.ep = {ep}, `{weight}` {problem}")]
+    ExpertParallel {
+        /// The weight's name.
+        weight: String,
+        /// Ranks of an expert-parallel group.
+        ep: u32,
+        /// What does not fit, and what would.
+        problem: String,
+    },
     /// Weights of a scale group cannot have one scale of the tensor.
     #[error("scale group `{group}`: {problem}")]
     ScaleGroup {

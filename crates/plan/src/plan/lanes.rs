@@ -36,7 +36,8 @@ impl Lanes {
         let gather = add(LaneKind::Communicator(CommId::new(0)));
         let shared = policy.communicators == 1;
         let reduce = if shared { gather } else { add(LaneKind::Communicator(CommId::new(1))) };
-        let own = policy.communicators > 2 && (mesh.replicas() > 1 || mesh.depth(Group::Replica) > 1);
+        let sums = |over: Group| mesh.size(over.copies()) > 1 || mesh.depth(over) > 1;
+        let own = policy.communicators > 2 && (sums(Group::Replica) || sums(Group::ExpertShard));
         let replicas = if own { add(LaneKind::Communicator(CommId::new(2))) } else { reduce };
         let next = CommId::new(if own { 3 } else { 2 });
         let calls = if policy.communicators > 3 { add(LaneKind::Communicator(next)) } else { reduce };

@@ -34,6 +34,7 @@ fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
         frozen,
         tensor,
         segments,
+        expert,
         scale_group,
     } = spec;
     if *name != layout.name {
@@ -52,6 +53,7 @@ fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
         ("reuse", *reuse != layout.reuse),
         ("parameter group", *parameters != layout.parameters),
         ("choice whether it is frozen", *frozen != layout.frozen),
+        ("expert parallelism", layout.shard.expert.is_some() && !expert),
         ("scale group", *scale_group != layout.scale_group),
         (
             "tensor parallelism",

@@ -9,7 +9,7 @@ use std::collections::btree_map::Entry;
 
 use super::PlanError;
 use crate::layout::{Content, MAX_ARENA, Region, Residency, Slot, WeightLayout, Weights, aligned};
-use crate::model::{BufferSpec, Group, Lifetime, Placement, Role, StepProgram};
+use crate::model::{BufferSpec, Group, Lifetime, Placement, Role, StepProgram, TensorParallel};
 use crate::policy::{self, Masters, Moments};
 use warpweft_base::id::{BufferId, MicroBatchId};
 use warpweft_format::Shape;
@@ -33,6 +33,7 @@ impl ResidentLayout {
     /// [`PlanError::WholeMatrix`] when Adam is to update a weight as a whole matrix,
     /// [`PlanError::TensorParallel`] for a weight that the mesh's tensor parallelism does not cut evenly, or that does
     /// not say how,
+    /// [`PlanError::ExpertParallel`] for the weight of an expert that is not shared as the mesh says,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
     /// [`PlanError::ScaleGroup`] for weights that are to share a scale of the tensor, and of which one is frozen or has
     /// another format,
@@ -42,6 +43,7 @@ impl ResidentLayout {
         check_custom_optimizer(weights)?;
         check_matrices(weights, programs)?;
         check_tensor_parallel(weights)?;
+        check_expert_parallel(weights)?;
         check_scaling(weights)?;
         check_scale_groups(weights)?;
         let mut cursor = Cursor { bytes: 0 };
@@ -204,7 +206,7 @@ fn check_tensor_parallel(weights: &Weights) -> Result<(), PlanError> {
         let Some(cut) = layout.shard.tensor else { continue };
         let tiles = Shape { rows: layout.format.row_tile(), cols: layout.format.column_tile() };
         let parts = || {
-            let is_cut = cut.group() == Group::Shard;
+            let is_cut = layout.shard.group() == Group::Shard;
             (is_cut && layout.parameters.whole_matrix && !layout.frozen).then(|| {
                 "is to be updated as a whole matrix (whole_matrix), and each rank of the group has a part; take whole_matrix from it"
                     .to_owned()
@@ -212,6 +214,39 @@ fn check_tensor_parallel(weights: &Weights) -> Result<(), PlanError> {
         };
         if let Some(problem) = cut.problem(layout.placement, tiles).or_else(parts) {
             return Err(PlanError::TensorParallel { weight: layout.name.clone(), tp: cut.ranks, problem });
+        }
+    }
+    Ok(())
+}
+
+/// Experts are whole on the ranks that share their rows, and have numbers.
+fn check_expert_parallel(weights: &Weights) -> Result<(), PlanError> {
+    let problem = |layout: &WeightLayout| {
+        if layout.placement == Placement::Replicated {
+            return Some(
+                "is replicated, and ranks would have other experts under one name; declare it sharded in f32",
+            );
+        }
+        if layout.shard.tensor.is_some_and(|cut| cut.how != Some(TensorParallel::SplitTokens)) {
+            return Some(
+                "does not say that the ranks of a tensor-parallel group send it other tokens, and each token would reach it once from each of them; declare split tokens (TensorParallel::SplitTokens) and split them at the dispatch, or set mesh.tp to 1",
+            );
+        }
+        if layout.frozen {
+            return Some(
+                "is frozen, and digests of frozen weights are not yet taken of experts that other ranks have; train it, or set mesh.ep to 1 and leave mesh.ep_shard out",
+            );
+        }
+        let is_unnumbered = layout.shard.expert > Some(1) && layout.expert.is_none();
+        is_unnumbered.then_some(
+            "has no number of its own among the experts of a rank; let the last number between dots in its name count these from 0, as `experts.0.w1` and `experts.1.w1`",
+        )
+    };
+    for layout in &weights.layouts {
+        let Some(ep) = layout.shard.expert else { continue };
+        if let Some(problem) = problem(layout) {
+            let problem = problem.to_owned();
+            return Err(PlanError::ExpertParallel { weight: layout.name.clone(), ep, problem });
         }
     }
     Ok(())
@@ -251,6 +286,12 @@ fn check_scale_groups(weights: &Weights) -> Result<(), PlanError> {
             return refuse(format!(
                 "`{}` is in {} and `{}` in {}; give all of its weights one format, or take one of the two out of it",
                 scaled.name, scaled.format, other.name, other.format
+            ));
+        }
+        if let Some(other) = members.iter().find(|layout| layout.shard.expert != scaled.shard.expert) {
+            return refuse(format!(
+                "`{}` and `{}` are not both of experts, and other ranks have others in their place; take one of the two out of it",
+                scaled.name, other.name
             ));
         }
         if let Some(frozen) = members.iter().find(|layout| layout.frozen) {

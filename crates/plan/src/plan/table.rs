@@ -29,7 +29,8 @@ impl Display for StepPlan {
         let (op_width, subject_width) =
             (widest("op", |task| task.op.name().to_owned()), widest("subject", |task| shown(&task.subject)));
         let mesh = self.weights.mesh;
-        let has_groups = mesh.replicas() > 1 || mesh.tensor() > 1 || mesh.depth(Group::Shard) > 1;
+        let has_groups =
+            mesh.replicas() > 1 || mesh.tensor() > 1 || mesh.has_experts() || mesh.depth(Group::Shard) > 1;
         // A column that would say nothing new of all ranks is left out.
         let group = |name: String| if has_groups { format!("{name:<9} ") } else { String::new() };
         writeln!(

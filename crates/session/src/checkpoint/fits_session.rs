@@ -86,8 +86,8 @@ impl Claims<'_> {
         let weights = &plan.weights;
         let frozen = self.weights.iter().filter(|claim| claim.frozen && self.optimizer_step > 0);
         let frozen: HashSet<&str> = frozen.map(|claim| claim.name).collect();
-        let thawed = weights.layouts.iter().filter(|layout| !layout.frozen && weights.lists_of(layout) > 0);
-        thawed.map(|layout| layout.name.clone()).filter(|name| frozen.contains(name.as_str())).collect()
+        let thawed = named(weights).filter(|(layout, _)| !layout.frozen && weights.lists_of(layout) > 0);
+        thawed.map(|(_, name)| name.into_owned()).filter(|name| frozen.contains(name.as_str())).collect()
     }
 
     fn check_taken(&self, weights: Option<&Weights>, taken: &Taken) -> Result<(), String> {
@@ -95,18 +95,17 @@ impl Claims<'_> {
             return Err("no weight of the session is taken; name those that the checkpoint has".to_owned());
         }
         let anew = Self { optimizer_step: 0, optimizer_identity: None, weights: Vec::new(), carried: None };
-        let layouts = weights.iter().flat_map(|weights| &weights.layouts);
-        for layout in layouts.filter(|layout| taken.contains(&layout.name)) {
-            let mut found = self.weights.iter().filter(|claim| claim.name == layout.name);
+        let layouts = weights.into_iter().flat_map(named);
+        for (layout, name) in layouts.filter(|(_, name)| taken.contains(&**name)) {
+            let mut found = self.weights.iter().filter(|claim| claim.name == name);
             match (found.next(), found.next()) {
                 (Some(claim), None) => anew.check_weight(WeightClaim { lists: 0, ..*claim }, layout, 0)?,
                 (None, _) => {
                     return Err(format!(
-                        "`{}` is to be taken and is not in the checkpoint; leave it out",
-                        layout.name
+                        "`{name}` is to be taken and is not in the checkpoint; leave it out"
                     ));
                 }
-                _ => return Err(format!("the checkpoint has `{}` twice", layout.name)),
+                _ => return Err(format!("the checkpoint has `{name}` twice")),
             }
         }
         Ok(())
@@ -143,7 +142,7 @@ impl Claims<'_> {
     }
 
     fn check_weights(&self, weights: &Weights, here: &OptimizerIdentity) -> Result<(), String> {
-        if self.weights.len() != weights.layouts.len() {
+        if self.weights.len() != named(weights).count() {
             return Err(self.other_weights(weights));
         }
         if self.optimizer_step > MOST_STEPS {
@@ -157,8 +156,8 @@ impl Claims<'_> {
         self.check_optimizer(weights, here)?;
         let by_name: HashMap<&str, &WeightClaim<'_>> =
             self.weights.iter().map(|claim| (claim.name, claim)).collect();
-        for layout in &weights.layouts {
-            let Some(claim) = by_name.get(layout.name.as_str()) else {
+        for (layout, name) in named(weights) {
+            let Some(claim) = by_name.get(&*name) else {
                 return Err(self.other_weights(weights));
             };
             self.check_weight(**claim, layout, weights.lists_of(layout))?;
@@ -220,15 +219,13 @@ impl Claims<'_> {
         let counts = format!(
             "the checkpoint has {} weights, the session {}",
             self.weights.len(),
-            weights.layouts.len()
+            named(weights).count()
         );
-        let (saved, declared): (HashSet<&str>, HashSet<&str>) = (
-            self.weights.iter().map(|claim| claim.name).collect(),
-            weights.layouts.iter().map(|layout| layout.name.as_str()).collect(),
-        );
-        let missing = weights.layouts.iter().find(|layout| !saved.contains(layout.name.as_str()));
+        let saved: HashSet<&str> = self.weights.iter().map(|claim| claim.name).collect();
+        let declared: HashSet<Cow<'_, str>> = named(weights).map(|(_, name)| name).collect();
+        let missing = named(weights).find(|(_, name)| !saved.contains(&**name));
         let unknown = self.weights.iter().find(|claim| !declared.contains(claim.name));
-        let missing = missing.map(|layout| format!("`{}` is not in the checkpoint", layout.name));
+        let missing = missing.map(|(_, name)| format!("`{name}` is not in the checkpoint"));
         let unknown = unknown.map(|claim| format!("the session has no `{}`", shown(claim.name)));
         let which: Vec<String> = missing.into_iter().chain(unknown).collect();
         let which = match which.is_empty() {
@@ -237,6 +234,14 @@ impl Claims<'_> {
         };
         format!("{counts}: {which}; import a checkpoint of the same model")
     }
+}
+
+/// The weights of a session as files know them, by their names there.
+fn named(weights: &Weights) -> impl Iterator<Item = (&WeightLayout, Cow<'_, str>)> {
+    weights.in_files().into_iter().map(|(weight, place)| {
+        let layout = weights.layout(weight);
+        (layout, layout.name_at(place))
+    })
 }
 
 /// Planes that go in as they are must be those of the weight, in all orientations that its format stores.
@@ -307,9 +312,9 @@ impl Checkpoint {
     fn check_values(&self, weights: &Weights, via: Via, taken: Option<&Taken>) -> Result<(), String> {
         let by_name: HashMap<&str, &WeightState> =
             self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
-        let is_taken = |layout: &&WeightLayout| taken.is_none_or(|taken| taken.contains(&layout.name));
-        for layout in weights.layouts.iter().filter(is_taken) {
-            let Some(state) = by_name.get(layout.name.as_str()) else { continue };
+        let is_taken = |name: &str| taken.is_none_or(|taken| taken.contains(name));
+        for (layout, name) in named(weights).filter(|(_, name)| is_taken(name)) {
+            let Some(state) = by_name.get(&*name) else { continue };
             if !state.is_whole() {
                 let (name, elements) = (&state.name, state.shape.elements());
                 return Err(format!(

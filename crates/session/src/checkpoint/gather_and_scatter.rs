@@ -26,14 +26,20 @@ impl Checkpoint {
         optimizer_identity: &OptimizerIdentity,
         ranks: &mut [&mut RankPart],
     ) -> Result<Self, FormatError> {
-        let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
-        let mut weights = Vec::with_capacity(layouts.len());
-        for (number, layout) in layouts.iter().enumerate() {
-            let taken = ranks.iter_mut().filter_map(|rank| rank.shards.get_mut(number).map(std::mem::take));
-            let mut shards: Vec<WeightShard> = taken.collect();
-            // Ranks of the first replica come first.
-            shards.truncate(layout.shard.owners() as usize);
-            weights.push(joined(layout, &shards)?);
+        let mut weights = Vec::new();
+        for plan in programs.iter().take(1) {
+            for (weight, place) in plan.weights.in_files() {
+                let layout = plan.weights.layout(weight);
+                // Ranks between have other experts.
+                let of_place = ranks.iter_mut().skip(place.index()).step_by(layout.places().len());
+                let taken =
+                    of_place.filter_map(|rank| rank.shards.get_mut(weight.index()).map(std::mem::take));
+                let mut shards: Vec<WeightShard> = taken.collect();
+                let layout = layout.alone(place);
+                // Ranks of the first replica come first.
+                shards.truncate(layout.shard.owners() as usize);
+                weights.push(joined(&layout, &shards)?);
+            }
         }
         let optimizer_step = ranks.first().map_or(0, |rank| rank.optimizer_step);
         let buffers = carried(programs).into_iter().enumerate().map(|(number, (name, _))| {
@@ -57,7 +63,7 @@ impl Checkpoint {
     ) -> Result<RankPart, FormatError> {
         let by_name: HashMap<&str, &WeightState> =
             self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
-        let shard = |weights: &Weights, layout: &WeightLayout| match by_name.get(layout.name.as_str()) {
+        let shard = |weights: &Weights, layout: &WeightLayout| match by_name.get(&*layout.name_at(rank)) {
             Some(state) => shard(state, weights, layout, rank, taken.is_some()),
             // A rank refuses rows that are not there.
             None => Ok(WeightShard::default()),
@@ -89,7 +95,7 @@ pub(super) fn rank_part<E>(
     for plan in programs.iter().take(1) {
         for layout in &plan.weights.layouts {
             part.shards.push(match taken {
-                Some(taken) if !taken.contains(&layout.name) => {
+                Some(taken) if !taken.contains(&*layout.name_at(rank)) => {
                     WeightShard::that_stays(&plan.weights, layout, rank)
                 }
                 _ => shard(&plan.weights, layout)?,

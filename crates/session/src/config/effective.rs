@@ -97,6 +97,7 @@ mod tests {
             frozen: sharded.then_some(false),
             tensor_parallel: sharded.then_some(TensorParallel::AlikeTokens),
             segments: (!sharded).then(|| vec![3, 1]),
+            expert_parallel: sharded.then_some(true),
             scale_group: sharded.then(|| "qkv".to_owned()),
         });
         let rate = prop::option::of(1e3..1e12f64);

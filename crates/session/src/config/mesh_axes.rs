@@ -25,6 +25,12 @@ pub struct MeshAxes {
     /// ranks of a replica. Every weight of the model says what becomes of it
     /// ([`TensorParallel`](warpweft_plan::model::TensorParallel)).
     pub tp: u32,
+    /// How many ranks in a row share the experts of a layer, 1 to 65,536: expert parallelism. Experts divide the same
+    /// ranks by axes of their own, `ep_replicate · ep_shard · ep`, of which the first is what the others leave.
+    pub ep: u32,
+    /// Over how many ranks one expert is sharded, 1 to 65,536. `ep · ep_shard` divides the number of ranks. When absent,
+    /// what `ep` leaves of a replica.
+    pub ep_shard: Option<u32>,
     /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
     /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a
     /// replica; when absent, 8 where that cuts replicas evenly, which is one sum for up to 8 ranks. Part of the
@@ -34,7 +40,7 @@ pub struct MeshAxes {
 
 impl Default for MeshAxes {
     fn default() -> Self {
-        Self { dp_replicate: None, dp_shard: None, cp: 1, tp: 1, levels: None }
+        Self { dp_replicate: None, dp_shard: None, cp: 1, tp: 1, ep: 1, ep_shard: None, levels: None }
     }
 }
 
@@ -42,9 +48,10 @@ impl MeshAxes {
     /// The mesh of `ranks` ranks with these axes.
     ///
     /// # Errors
-    /// [`DeclareError::Axes`] for axes that do not multiply to `ranks`; as [`Mesh::of`], [`Mesh::with_context`].
+    /// [`DeclareError::Axes`] for axes that do not multiply to `ranks`; as [`Mesh::of`], [`Mesh::with_context`],
+    /// [`Mesh::with_experts`] and [`Mesh::with_levels`].
     pub(crate) fn of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
-        let Self { dp_replicate, dp_shard, cp, tp, levels } = *self;
+        let Self { dp_replicate, dp_shard, cp, tp, ep, ep_shard, levels } = *self;
         let replicas = match dp_shard {
             None => dp_replicate.unwrap_or(1),
             Some(dp_shard) => {
@@ -56,7 +63,8 @@ impl MeshAxes {
             }
         };
         // No ranks are in no replicas.
-        let mesh = Mesh::of(ranks, replicas.max(1), tp, None)?.with_context(cp)?;
+        let mesh =
+            Mesh::of(ranks, replicas.max(1), tp, None)?.with_context(cp)?.with_experts(ep, ep_shard)?;
         levels.map_or(Ok(mesh), |levels| mesh.with_levels(levels))
     }
 }
@@ -78,8 +86,28 @@ mod tests {
         assert_eq!(mesh(16, MeshAxes { dp_shard: Some(2), ..none }), Ok((8, 2, 1, 1)));
         assert_eq!(mesh(16, MeshAxes { dp_shard: Some(2), tp: 4, ..none }), Ok((2, 2, 1, 4)));
         assert_eq!(mesh(16, MeshAxes { cp: 2, tp: 2, ..none }), Ok((1, 4, 2, 2)));
-        let all = MeshAxes { dp_replicate: Some(2), dp_shard: Some(2), cp: 2, tp: 2, levels: None };
+        let all = MeshAxes { dp_replicate: Some(2), dp_shard: Some(2), cp: 2, tp: 2, ..none };
         assert_eq!(mesh(16, all), Ok((2, 2, 2, 2)));
+    }
+
+    #[test]
+    fn experts_are_sharded_over_what_they_leave_of_a_replica_or_over_what_is_said() {
+        let none = MeshAxes::default();
+        let experts = |ranks, axes: MeshAxes| {
+            let mesh = axes.of(ranks).map_err(|error| error.to_string())?;
+            Ok::<_, String>((mesh.expert(), mesh.expert_shards()))
+        };
+        assert_eq!(experts(16, none), Ok((1, 16)));
+        assert_eq!(experts(16, MeshAxes { ep: 4, ..none }), Ok((4, 4)));
+        assert_eq!(experts(16, MeshAxes { dp_shard: Some(8), ep: 4, ..none }), Ok((4, 2)));
+        let rails = MeshAxes { dp_shard: Some(64), ep: 64, ep_shard: Some(2), ..none };
+        assert_eq!(experts(3072, rails), Ok((64, 2)));
+        let unfit = experts(16, MeshAxes { dp_shard: Some(4), ep: 8, ..none }).unwrap_err();
+        assert!(unfit.contains("set mesh.ep_shard to 1"), "{unfit}");
+        let odd = experts(16, MeshAxes { ep: 3, ..none }).unwrap_err();
+        assert!(odd.contains("set mesh.ep to 2"), "{odd}");
+        let wide = experts(16, MeshAxes { ep: 4, ep_shard: Some(3), ..none }).unwrap_err();
+        assert!(wide.contains("set mesh.ep_shard to 2"), "{wide}");
     }
 
     #[test]

@@ -296,6 +296,8 @@ mod tests {
             ("mesh.dp_shard", with(|c| c.mesh.dp_shard = Some(0))),
             ("mesh.cp", with(|c| c.mesh.cp = 0)),
             ("mesh.tp", with(|c| c.mesh.tp = 0)),
+            ("mesh.ep", with(|c| c.mesh.ep = 0)),
+            ("mesh.ep_shard", with(|c| c.mesh.ep_shard = Some(0))),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),
             ("optimizer.beta1", with(|c| c.optimizer.beta1 = 1.0)),

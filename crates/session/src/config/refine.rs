@@ -68,6 +68,7 @@ impl Config {
             let is_column_parallel = changed.tensor == Some(TensorParallel::ColumnParallel);
             let declared = if is_column_parallel { spec.segments } else { Segments::NONE };
             changed.segments = settings.segments.unwrap_or(declared);
+            changed.expert = settings.expert_parallel.unwrap_or(spec.expert);
             changed.scale_group =
                 scale_group.or_else(|| spec.scale_group.clone()).filter(|group| !group.is_empty());
             refined.add(changed).map_err(ConfigError::Weights)?;

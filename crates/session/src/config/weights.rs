@@ -51,6 +51,10 @@ pub struct WeightRule {
     /// are column parallel and the rule is to say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segments: Option<Vec<usize>>,
+    /// Whether they are of experts, of which other ranks of an expert-parallel group have others, if the rule is to
+    /// decide it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_parallel: Option<bool>,
     /// Their scale group, if the rule is to decide it: empty for none. What a `*` of the pattern stands for
     /// takes the place of the same `*` here, so that `*.q_proj` is of `*.qkv` in every layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,6 +82,8 @@ pub struct WeightSettings {
     pub tensor_parallel: Option<TensorParallel>,
     /// The segments that are cut each by itself.
     pub segments: Option<Segments>,
+    /// Whether it is of an expert, of which other ranks have others.
+    pub expert_parallel: Option<bool>,
 }
 
 impl Config {
@@ -99,6 +105,7 @@ pub(super) fn settings<'r>(rules: impl Iterator<Item = &'r WeightRule>) -> Weigh
         frozen: rule.frozen.or(settings.frozen),
         tensor_parallel: rule.tensor_parallel.or(settings.tensor_parallel),
         segments: rule.segments.as_deref().and_then(Segments::new).or(settings.segments),
+        expert_parallel: rule.expert_parallel.or(settings.expert_parallel),
     };
     rules.fold(WeightSettings::default(), apply)
 }

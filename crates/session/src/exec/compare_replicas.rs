@@ -47,7 +47,7 @@ impl<B: Backend> Rank<B> {
         handover.part.unequal = None;
         let barrier = Barrier::new(&self.world, self.id(), Work::ComparesReplicas);
         let copied = self.copied(&barrier)?;
-        for group in [Group::Replicate, Group::World] {
+        for group in [Group::Replicate, Group::ExpertReplica, Group::World] {
             let of_group = || copied.iter().filter(|list| list.group == group);
             // All of them at once, and one by one only where they differ, which every rank sees.
             let mut all = Digest::default();
@@ -71,7 +71,7 @@ impl<B: Backend> Rank<B> {
         let mut copied = Vec::new();
         for (number, layout) in weights.layouts.iter().enumerate() {
             let group = match layout.placement {
-                Placement::Sharded => Group::Replicate,
+                Placement::Sharded => layout.shard.copies(),
                 Placement::Replicated => Group::World,
             };
             if weights.mesh.size(group) == 1 {

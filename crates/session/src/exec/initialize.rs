@@ -25,6 +25,8 @@ const PIECE: usize = 1 << 18;
 struct ReportedMasters {
     /// Of all sharded weights.
     sharded: Digest,
+    /// Of those of experts that are sharded by axes of their own.
+    experts: Digest,
     /// Of each replicated one.
     replicated: Vec<(WeightId, u64)>,
 }
@@ -48,10 +50,14 @@ impl<B: Backend> Rank<B> {
         for (number, layout) in plan.weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
             let given = if layout.is_planes_alone() { self.first_planes(layout, base)? } else { None };
+            let sharded = match layout.shard.expert {
+                Some(_) => &mut told.experts,
+                None => &mut told.sharded,
+            };
             if let Some((planes, tensor_scale)) = given {
                 for planes in &planes {
-                    told.sharded.add(&planes.data);
-                    told.sharded.add(&planes.scale);
+                    sharded.add(&planes.data);
+                    sharded.add(&planes.scale);
                 }
                 self.set_values(weight, Vec::new(), &planes, tensor_scale)?;
                 continue;
@@ -60,8 +66,8 @@ impl<B: Backend> Rank<B> {
             let bytes = bytemuck::cast_slice(&master);
             match layout.placement {
                 // Without other replicas no rank has the same rows.
-                Placement::Sharded if plan.weights.mesh.replicas() == 1 => {}
-                Placement::Sharded => told.sharded.add(bytes),
+                Placement::Sharded if plan.weights.mesh.size(layout.shard.copies()) == 1 => {}
+                Placement::Sharded => sharded.add(bytes),
                 Placement::Replicated => told.replicated.push((weight, Digest::from_iter([bytes]).short())),
             }
             self.set_values(weight, master, &[], 1.0)?;
@@ -102,10 +108,11 @@ impl<B: Backend> Rank<B> {
     /// The rank's rows of one weight.
     fn first_master(&self, layout: &WeightLayout, initializer: &Initializer) -> Result<Vec<f32>, ExecError> {
         let columns = layout.shard.whole().cols;
+        let name = layout.name_at(self.id());
         let fill = |first_row: usize, values: &mut [f32]| {
-            let place = MasterRows { weight: &layout.name, first_row, columns };
+            let place = MasterRows { weight: &name, first_row, columns };
             initializer(place, values).map_err(|reason| {
-                let (rank, weight) = (self.id(), layout.name.clone());
+                let (rank, weight) = (self.id(), name.clone().into_owned());
                 ExecError::Initializer { rank, weight, reason }
             })
         };
@@ -172,10 +179,14 @@ impl<B: Backend> Rank<B> {
     /// are the ranks of other replicas, for replicated weights all ranks.
     fn agree_on_masters(&self, told: ReportedMasters) -> Result<(), ExecError> {
         let (rank, weights) = (self.id(), &self.prologue.plan.weights);
-        if weights.mesh.replicas() > 1
-            && let Some(other) = self.other_than(told.sharded.short(), Group::Replicate)?
-        {
-            return Err(ExecError::ReplicasDiffer { rank, other });
+        let has_experts = weights.layouts.iter().any(|layout| layout.shard.expert.is_some());
+        let experts = has_experts.then_some((told.experts, Group::ExpertReplica));
+        for (digest, copies) in [(told.sharded, Group::Replicate)].into_iter().chain(experts) {
+            if weights.mesh.size(copies) > 1
+                && let Some(other) = self.other_than(digest.short(), copies)?
+            {
+                return Err(ExecError::ReplicasDiffer { rank, other });
+            }
         }
         // All of them at once, and one by one only where they differ, which every rank sees.
         let mut all = Digest::default();

@@ -176,12 +176,22 @@ fn blocks_that_cut_ranks_unevenly_are_refused_with_the_next_that_do_not() {
     for (ranks, replicas, block, next) in [(12, 1, 8, 12), (24, 1, 5, 6), (24, 4, 7, 12), (24, 4, 4, 6)] {
         assert_eq!(
             with(ranks, replicas, block),
-            Err(DeclareError::Level { level: block, ranks, replicas, tensor: 1, next })
+            Err(DeclareError::Level {
+                level: block,
+                ranks,
+                replicas,
+                tensor: 1,
+                experts: (1, ranks / replicas),
+                next
+            })
         );
         assert!(with(ranks, replicas, next).is_ok());
     }
     let cut = Mesh::of(48, 2, 4, Some(Levels::new(&[6]).unwrap()));
-    assert_eq!(cut, Err(DeclareError::Level { level: 6, ranks: 48, replicas: 2, tensor: 4, next: 8 }));
+    assert_eq!(
+        cut,
+        Err(DeclareError::Level { level: 6, ranks: 48, replicas: 2, tensor: 4, experts: (1, 24), next: 8 })
+    );
     for (ranks, replicas, block) in [(24, 4, 6), (24, 4, 12), (24, 4, 100), (24, 4, 3)] {
         let levels = with(ranks, replicas, block).unwrap().levels();
         assert_eq!(levels.blocks().len(), usize::from(block < ranks / replicas));
@@ -199,4 +209,81 @@ fn a_mesh_of_one_replica_is_written_as_its_ranks() {
     assert_eq!(Mesh::new(1).unwrap().to_string(), "1 rank");
     assert_eq!(Mesh::new(4).unwrap().to_string(), "4 ranks");
     assert_eq!(Mesh::hybrid(4, 2).unwrap().to_string(), "4 ranks (2 shards × 2 replicas)");
+}
+
+/// The second factoring of the same rank numbers.
+#[test]
+fn groups_of_experts_part_the_ranks_whatever_the_replicas() {
+    let mesh = Mesh::hybrid(16, 2).unwrap().with_experts(4, Some(2)).unwrap();
+    assert_eq!((mesh.expert(), mesh.expert_shards(), mesh.has_experts()), (4, 2, true));
+    let of = |group| mesh.members(RankId::new(11), group).map(RankId::number).collect::<Vec<_>>();
+    assert_eq!(of(Group::Expert), [8, 9, 10, 11]);
+    assert_eq!(of(Group::ExpertShard), [11, 15]);
+    assert_eq!(of(Group::ExpertReplica), [3, 11]);
+    assert_eq!(mesh.to_string(), "16 ranks (8 shards × 2 replicas; ep 4 × ep_shard 2 × ep_replicate 2)");
+    let written = r#"{"ranks":16,"replicas":2,"expert":4,"expert_shards":2}"#;
+    assert_eq!(serde_json::to_string(&mesh).unwrap(), written);
+    for (ranks, replicas, tensor, ep, shards) in [
+        (16, 2, 1, 8, None),
+        (16, 4, 1, 8, Some(2)),
+        (24, 2, 2, 3, Some(4)),
+        (3072, 48, 1, 64, Some(2)),
+        (64, 1, 4, 2, None),
+    ] {
+        let mesh = Mesh::of(ranks, replicas, tensor, None).unwrap().with_experts(ep, shards);
+        let Ok(mesh) = mesh else { panic!("{mesh:?}") };
+        for group in mesh.groups() {
+            let mut met = vec![0; ranks as usize];
+            for rank in mesh.iter().filter(|rank| mesh.position(*rank, group) == 0) {
+                mesh.members(rank, group).for_each(|member| met[member.index()] += 1);
+            }
+            assert!(met.iter().all(|times| *times == 1), "{mesh}: {group}");
+        }
+        let (shards, copies) = (mesh.size(Group::ExpertShard), mesh.size(Group::ExpertReplica));
+        assert_eq!(mesh.size(Group::Expert) * shards * copies, ranks);
+    }
+    assert_eq!(mesh.with_experts(1, None), Ok(Mesh::hybrid(16, 2).unwrap()));
+}
+
+#[test]
+fn experts_that_do_not_divide_the_ranks_are_refused_with_the_number_that_would_do() {
+    let refused = |mesh: Mesh, ep, shards| match mesh.with_experts(ep, shards) {
+        Err(DeclareError::Experts { key, number, .. }) => (key, number),
+        other => panic!("{other:?}"),
+    };
+    let mesh = Mesh::hybrid(24, 2).unwrap();
+    assert_eq!(refused(mesh, 5, None), ("ep", 4));
+    assert_eq!(refused(mesh, 0, None), ("ep", 1));
+    assert_eq!(refused(mesh, 48, Some(1)), ("ep", 24));
+    assert_eq!(refused(mesh, 8, None), ("ep_shard", 1));
+    assert_eq!(refused(mesh, 4, Some(5)), ("ep_shard", 3));
+    assert_eq!(refused(mesh, 4, Some(0)), ("ep_shard", 1));
+}
+
+/// Gradients of experts have a tree of their own, over ranks that are `ep` apart and go beyond a replica.
+#[test]
+fn levels_cut_experts_by_the_blocks_that_cut_the_world() {
+    let mesh = |ep, shards, levels: &[u32]| {
+        let mesh = Mesh::hybrid(64, 4).unwrap().with_experts(ep, Some(shards)).unwrap();
+        mesh.with_levels(Levels::new(levels).unwrap())
+    };
+    let tree = |mesh: Mesh, over| mesh.tree(over).map(|group| mesh.strides(group)).collect::<Vec<_>>();
+    let of = |stride, count| Strides::new(stride, count);
+    let wide = mesh(2, 32, &[8, 32]).unwrap();
+    assert_eq!(tree(wide, Group::Shard), [of(1, 8), of(8, 2)]);
+    assert_eq!(tree(wide, Group::ExpertShard), [of(2, 4), of(8, 4), of(32, 2)]);
+    let few = mesh(8, 2, &[8]).unwrap();
+    assert_eq!(tree(few, Group::ExpertShard), [of(8, 2)]);
+    for mesh in [wide, few] {
+        for over in [Group::Shard, Group::Replica, Group::ExpertShard] {
+            let left = mesh.tree(over).fold(mesh.size(over), |slices, group| {
+                assert_eq!(slices, mesh.slices(group) * mesh.size(group), "{mesh}, {group}");
+                mesh.slices(group)
+            });
+            assert_eq!(left, 1);
+        }
+    }
+    let odd = Mesh::hybrid(48, 1).unwrap().with_experts(3, None).unwrap();
+    let error = odd.with_levels(Levels::new(&[8]).unwrap()).unwrap_err();
+    let DeclareError::Level { level: 8, experts: (3, 16), next: 12, .. } = error else { panic!("{error}") };
 }

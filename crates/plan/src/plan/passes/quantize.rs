@@ -11,7 +11,7 @@
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::combined_bytes;
 use crate::layout::Content;
-use crate::model::Placement;
+use crate::model::{Group, Placement};
 use crate::op::{
     AllReduce, AmaxesOperand, DelayedScale, FusedScale, Op, PartialAmax, PartialCast, RecordAmax, Reduction,
     ShardOperand,
@@ -80,8 +80,24 @@ fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -
 }
 
 /// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Each replica
-/// has all masters, so its own ranks know the maximum.
+/// has all masters, so its own ranks know the maximum. Of experts those know it that share their rows.
 fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
+    let dense = draft.weights.mesh.replica_group();
+    for (experts, group, subject) in
+        [(false, dense, "amaxes"), (true, Group::ExpertShard, "amaxes of experts")]
+    {
+        let (weights, all) = (draft.weights, amaxes.iter_mut());
+        let of_group = all.filter(|amaxes| weights.bucket(amaxes.bucket).expert == experts);
+        all_reduce_over(draft, group, subject, of_group);
+    }
+}
+
+fn all_reduce_over<'a>(
+    draft: &mut Draft<'_>,
+    group: Group,
+    subject: &'static str,
+    amaxes: impl Iterator<Item = &'a mut Amaxes>,
+) {
     let mut pairs = Vec::new();
     let mut values = Vec::new();
     for Amaxes { bucket, tensors, .. } in amaxes {
@@ -95,10 +111,9 @@ fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
     }
     if !pairs.is_empty() {
         let mesh = draft.weights.mesh;
-        let group = mesh.replica_group();
         let bytes = combined_bytes(values.into_iter(), mesh, group);
         let op = Op::AllReduce(AllReduce { reduction: Reduction::Max, group, pairs });
-        let task = DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes);
+        let task = DraftTask::collective(op, subject, Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);
     }
 }

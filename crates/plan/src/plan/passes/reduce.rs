@@ -188,7 +188,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
         }
     }
     if !over_replicas.is_empty() {
-        let group = Group::Replicate;
+        let group = over.copies();
         let values = rows.iter().map(|rows| draft.weights.layout(rows.weight).stored_elements());
         let bytes = combined_bytes(values, mesh, group);
         let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas });
@@ -308,7 +308,8 @@ impl Collected {
         let layout = draft.weights.layout(weight);
         self.elements = self.elements.saturating_add(layout.stored_elements());
         let (mesh, over) = (draft.weights.mesh, layout.shard.group());
-        let (collective, replicated) = (draft.policy.collectives_sum(self.element), mesh.replicas() > 1);
+        let replicated = mesh.size(over.copies()) > 1;
+        let collective = draft.policy.collectives_sum(self.element);
         let reduced = (collective || replicated).then(|| {
             let named = format!("{name} reduced gradient of {label}");
             draft.transient(named, Content::ReducedGradient(weight, call))

@@ -25,7 +25,8 @@ use super::{CheckpointError, FileTask};
 use warpweft_base::errors::{LONGEST_NAME, shown};
 use warpweft_base::near::near;
 use warpweft_format::Shape;
-use warpweft_plan::model::Model;
+use warpweft_plan::layout::expert_named;
+use warpweft_plan::model::{Mesh, Model};
 
 use quantized_layers::QuantizedLayer;
 
@@ -287,6 +288,13 @@ impl PretrainedFiles {
             let Some(tensor) = tensor_of(&spec.name) else { continue };
             self.check(&tensor, spec.shape).map_err(|error| of_weight(&spec.name, error))?;
             tensors.insert(spec.name.clone(), tensor);
+            // Other ranks may have other experts in its place: all that are there.
+            let named = |number| expert_named(&spec.name, number).filter(|_| spec.expert);
+            let others = (0..Mesh::MAX_RANKS).map_while(named).map_while(|name| {
+                let tensor = tensor_of(&name).filter(|tensor| self.check(tensor, spec.shape).is_ok())?;
+                Some((name, tensor))
+            });
+            tensors.extend(others);
         }
         let (files, tensors) = (self.clone(), Arc::new(tensors));
         Ok(move |rows: MasterRows<'_>, values: &mut [f32]| {

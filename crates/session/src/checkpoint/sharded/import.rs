@@ -74,7 +74,7 @@ impl Import {
         // The first of the weights that share a scale, in the session's order, says which ones do.
         let (mut firsts_then, mut firsts_now) = (HashMap::new(), HashMap::new());
         for (number, layout) in weights.layouts.iter().enumerate() {
-            let Some(saved) = saved.get(layout.name.as_str()) else { continue };
+            let Some(saved) = saved.get(&*layout.name_at(RankId::new(0))) else { continue };
             if layout.frozen || saved.frozen.is_some() || saved.format != layout.format {
                 continue;
             }
@@ -128,7 +128,8 @@ impl Import {
             return Ok(WeightShard { frozen: saved.frozen, ..stays });
         }
         let of_rank = Some((&layout.shard, rank));
-        let of = ValuesOf { weight: &layout.name, columns: layout.shard.shape.cols, of_rank };
+        let name = layout.name_at(rank);
+        let of = ValuesOf { weight: &name, columns: layout.shard.shape.cols, of_rank };
         let read = |part| self.opened.blocks(saved, part, layout.shard.blocks_of(rank), alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
         let master = read(self.values)?;
@@ -167,10 +168,10 @@ impl PartReader for Import {
         let saved: HashMap<&str, &IndexedWeight> =
             index.weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
         let shard = |weights: &Weights, layout: &WeightLayout| {
-            let saved = saved.get(layout.name.as_str());
-            let saved = saved.ok_or_else(|| {
-                CheckpointError::unfit(format!("`{}` is not in the checkpoint", layout.name))
-            })?;
+            let name = layout.name_at(rank);
+            let saved = saved.get(&*name);
+            let saved =
+                saved.ok_or_else(|| CheckpointError::unfit(format!("`{name}` is not in the checkpoint")))?;
             self.shard(weights, layout, saved, rank, alive)
         };
         let buffer = |name: &str, region: Region| {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::block_digests;
-use super::indexed_cut::IndexedCut;
+use super::indexed_cut::{IndexedCut, IndexedExpert};
 use crate::checkpoint::listed::once;
 use crate::checkpoint::ranks::SaveId;
 use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest, OptimizerIdentity, hexadecimal};
@@ -43,12 +43,14 @@ pub(super) const TOO_LARGE: &str =
 /// - 2: parts have the masters of frozen weights.
 /// - 3: no weight is cut by tensor parallelism. It is written where none is.
 /// - 4: none is cut segment by segment. It is written where none is.
-pub(super) const VERSION: u32 = 5;
+/// - 5: none is of an expert that some ranks alone have. It is written where none is.
+pub(super) const VERSION: u32 = 6;
 
 /// The version that is written of these weights.
 pub(super) fn version_of<'a>(layouts: impl Iterator<Item = &'a ShardLayout>) -> u32 {
     let version = |shard: &ShardLayout| match shard.tensor {
-        Some(cut) if !cut.segments.is_none() => VERSION,
+        _ if shard.expert.is_some() => VERSION,
+        Some(cut) if !cut.segments.is_none() => 5,
         _ if shard.owners() > shard.ranks => 4,
         _ => 3,
     };
@@ -97,6 +99,9 @@ pub(super) struct IndexedWeight {
     /// How tensor parallelism cut it before its rows were, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cut: Option<IndexedCut>,
+    /// Which of the ranks have it, of an expert that not all have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) expert: Option<IndexedExpert>,
     /// Lists of state beside the master: two moments, none of a frozen weight, or what a custom optimizer kept.
     #[serde(rename = "moments", with = "lists")]
     pub(super) lists: u8,
@@ -128,7 +133,23 @@ impl IndexedWeight {
         let whole = self.shape();
         let shape = self.cut.map_or(whole, |cut| cut.part(whole));
         let (rows_per_rank, ranks) = (self.rows_per_part, self.parts);
-        ShardLayout { shape, rows_per_rank, ranks, tensor: self.cut.map(|cut| cut.tensor(whole)) }
+        let tensor = self.cut.map(|cut| cut.tensor(whole));
+        ShardLayout { shape, rows_per_rank, ranks, tensor, expert: None }
+    }
+
+    /// The rank that has what the layout gives to `rank`.
+    pub(super) fn rank(&self, rank: RankId) -> RankId {
+        let among = |expert: IndexedExpert| {
+            RankId::new(rank.number().saturating_mul(expert.ranks).saturating_add(expert.place))
+        };
+        self.expert.map_or(rank, among)
+    }
+
+    /// Of how many ranks some have it; none where a place is beyond them.
+    fn owners(&self) -> u32 {
+        let ranks =
+            self.expert.map_or(1, |IndexedExpert { ranks, place }| if place < ranks { ranks } else { 0 });
+        self.layout().owners().saturating_mul(ranks)
     }
 }
 
@@ -230,7 +251,7 @@ impl Index {
         let is_covered = |weight: &&IndexedWeight| {
             let layout = weight.layout();
             let is_even = weight.cut.is_none_or(|cut| cut.is_even(weight.shape()));
-            let is_sharded = weight.rows_per_part > 0 && (1..=self.ranks).contains(&layout.owners());
+            let is_sharded = weight.rows_per_part > 0 && (1..=self.ranks).contains(&weight.owners());
             let Shape { rows, cols } = layout.shape;
             is_even && is_sharded && layout.padded_rows() >= rows && rows > 0 && cols > 0
         };

@@ -1,7 +1,8 @@
-//! What the index of a sharded checkpoint says of a weight that tensor parallelism cut.
+//! What the index of a sharded checkpoint says of a weight that tensor parallelism cut, or that is of an expert.
 //!
 //! Law: rank `n` has rows of part `n % ranks` of the weight, as shard `n / ranks` of that part: so a cut weight is said
 //! by its parts alone, and no rank is named.
+//! Of an expert, shard `n` is on rank `n · ranks + place`.
 
 use std::fmt;
 
@@ -20,6 +21,13 @@ pub(super) struct IndexedCut {
     /// The segments of a fused weight, each of which is cut by itself.
     #[serde(default, skip_serializing_if = "Segments::is_none")]
     pub(super) segments: Segments,
+}
+
+/// Of which ranks an expert is, where others have others: of each so many in a row, the one at this place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct IndexedExpert {
+    pub(super) ranks: u32,
+    pub(super) place: u32,
 }
 
 /// What is cut.

@@ -105,7 +105,7 @@ impl Opened {
         let name = tensors::state_name(&weight.name, state);
         let mut pieces = Vec::new();
         for piece in pieces_of(&weight.layout(), wanted) {
-            let part = self.part(piece.rank)?;
+            let part = self.part(weight.rank(piece.rank))?;
             // Opening a part may take long, and a weight may be in hundreds.
             alive().map_err(|error| part.unread(error))?;
             let Shape { rows, cols } = piece.held;
@@ -131,7 +131,7 @@ impl Opened {
         if !weight.delayed {
             return Ok(None);
         }
-        let part = self.part(RankId::new(0))?;
+        let part = self.part(weight.rank(RankId::new(0)))?;
         let [scale, history] = tensors::delayed_names(&weight.name);
         let mut state = DelayedState::new(part.length(&history, LONGEST_HISTORY)?);
         let tensor = part.tensor(&scale, Dtype::F32, &[1])?;
@@ -272,6 +272,7 @@ mod tests {
             parts: RANKS,
             rows_per_part: 1,
             cut: None,
+            expert: None,
             lists: 0,
             delayed: false,
             scale_group: None,

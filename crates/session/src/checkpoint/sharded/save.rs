@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
-use super::indexed_cut::IndexedCut;
+use super::indexed_cut::{IndexedCut, IndexedExpert};
 use super::read_part::Part;
 use super::{PIECE, PartFiles, block_digests, write_part};
 use super::{keep_last, killed_saves};
@@ -102,13 +102,13 @@ impl Save {
             let parts = StatePart::kept(weights.lists_of(layout));
             for part in parts.filter(|_| rows > 0) {
                 let (name, fetch) =
-                    (tensors::state_name(&layout.name, part), move || state.rows(weight, part));
+                    (tensors::state_name(&layout.name_at(rank), part), move || state.rows(weight, part));
                 tensors.push(Tensor::later(name, Dtype::F32, vec![rows, cols], fetch));
             }
-            if rank == RankId::new(0)
+            if rank == layout.place_of(rank)
                 && let Some(delayed) = state.delayed(weight).map_err(CheckpointError::other)?
             {
-                let [scale, history] = tensors::delayed_names(&layout.name);
+                let [scale, history] = tensors::delayed_names(&layout.name_at(rank));
                 let length = delayed.history.len();
                 tensors.push(Tensor::later(scale, Dtype::F32, vec![1], move || Ok(vec![delayed.scale])));
                 let fetch = move || Ok(delayed.history.clone());
@@ -153,18 +153,22 @@ impl Save {
     /// The index of parts whose headers have these digests.
     fn index(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<Index, CheckpointError> {
         let weights = &self.plan()?.weights;
-        let indexed = weights.layouts.iter().enumerate().map(|(number, layout)| IndexedWeight {
-            name: layout.name.clone(),
-            format: layout.format,
-            rows: layout.shard.whole().rows,
-            cols: layout.shard.whole().cols,
-            parts: layout.shard.ranks,
-            rows_per_part: layout.shard.rows_per_rank,
-            cut: IndexedCut::of(&layout.shard),
-            lists: weights.lists_of(layout) as u8,
-            delayed: weights.delayed(layout.bucket).is_some(),
-            scale_group: scale_group(weights, WeightId::at(number)),
-            frozen: state.frozen(WeightId::at(number)),
+        let indexed = weights.in_files().into_iter().map(|(weight, place)| {
+            let layout = weights.layout(weight);
+            IndexedWeight {
+                name: layout.name_at(place).into_owned(),
+                format: layout.format,
+                rows: layout.shard.whole().rows,
+                cols: layout.shard.whole().cols,
+                parts: layout.shard.ranks,
+                rows_per_part: layout.shard.rows_per_rank,
+                cut: IndexedCut::of(&layout.shard),
+                expert: layout.shard.expert.map(|ranks| IndexedExpert { ranks, place: place.number() }),
+                lists: weights.lists_of(layout) as u8,
+                delayed: weights.delayed(layout.bucket).is_some(),
+                scale_group: scale_group(weights, weight),
+                frozen: state.frozen(weight),
+            }
         });
         let buffers = carried(&self.programs).into_iter();
         Ok(Index {

@@ -151,7 +151,8 @@ words! {
     /// The ranks among which a collective is.
     Ranks: Group {
         World = Self::World, Shard = Self::Shard, Replicate = Self::Replicate, Replica = Self::Replica,
-        Context = Self::Context, Tensor = Self::Tensor,
+        Context = Self::Context, Tensor = Self::Tensor, Expert = Self::Expert, ExpertShard = Self::ExpertShard,
+        ExpertReplica = Self::ExpertReplica,
     }
     /// Form of a use.
     Shown: Form {
@@ -228,7 +229,17 @@ impl Rules for File {
         ),
         optional(
             "call.#.among",
-            Takes::OneOf(&["world", "shard", "replicate", "replica", "context", "tensor"]),
+            Takes::OneOf(&[
+                "world",
+                "shard",
+                "replicate",
+                "replica",
+                "context",
+                "tensor",
+                "expert",
+                "expert_shard",
+                "expert_replica",
+            ]),
         ),
     ];
 }

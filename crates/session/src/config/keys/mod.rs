@@ -193,6 +193,7 @@ mod tests {
             frozen: Some(true),
             tensor_parallel: Some(warpweft_plan::model::TensorParallel::RowParallel),
             segments: Some(vec![2, 1]),
+            expert_parallel: Some(true),
             scale_group: Some("a".to_owned()),
         });
         let table = Table::try_from(&config).unwrap();
@@ -242,6 +243,7 @@ mod tests {
                 "frozen",
                 "tensor_parallel",
                 "segments",
+                "expert_parallel",
                 "scale_group"
             ]
         );

@@ -181,6 +181,18 @@ pub(super) const ROWS: &[Row] = &[
         valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.tp),
     },
     Row {
+        path: "mesh.ep",
+        expected: "a whole number from 1 to 65536: ranks that share the experts of a layer (expert parallelism), which divide the number of ranks",
+        value: |c| toml(c.mesh.ep),
+        valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.ep),
+    },
+    Row {
+        path: "mesh.ep_shard",
+        expected: "a whole number from 1 to 65536: ranks that one expert is sharded over; or remove it for what mesh.ep leaves of a replica",
+        value: |c| c.mesh.ep_shard.and_then(toml),
+        valid: |c| c.mesh.ep_shard.is_none_or(|ranks| (1..=Mesh::MAX_RANKS).contains(&ranks)),
+    },
+    Row {
         path: "mesh.levels",
         expected: "at most three numbers of ranks from 2 up, each a multiple of the one before, such as [8] or [8, 128]; [] for one sum over all ranks",
         value: |c| c.mesh.levels.and_then(toml),
@@ -387,6 +399,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             let segments = rule.segments.as_deref();
             segments.is_none_or(|rows| !rows.is_empty() && Segments::new(rows).is_some())
         },
+    },
+    RuleRow {
+        field: "expert_parallel",
+        expected: "true or false: whether other ranks of an expert-parallel group have other experts in its place",
+        value: |rule| rule.expert_parallel.and_then(toml),
+        valid: |_| true,
     },
     RuleRow {
         field: "scale_group",

@@ -114,6 +114,8 @@ impl SessionBuilder<CudaSurface> {
                 replicas: mesh.replicas(),
                 context: mesh.context(),
                 tensor: mesh.tensor(),
+                expert: mesh.expert(),
+                expert_shards: Some(mesh.expert_shards()),
                 levels: self.config.mesh.levels,
                 kernel_bytes: self.kernel_bytes(),
                 signal_by: self.config.signal_by,

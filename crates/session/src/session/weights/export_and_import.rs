@@ -127,8 +127,12 @@ impl Session {
 
     /// The weights of the session that `takes` names.
     pub(in crate::session) fn taken(&self, takes: impl Fn(&str) -> bool) -> Taken {
-        let layouts = self.programs.iter().take(1).flat_map(|program| &program.plan.weights.layouts);
-        layouts.map(|layout| layout.name.clone()).filter(|name| takes(name)).collect()
+        let weights = self.programs.iter().take(1).map(|program| &program.plan.weights);
+        let names = weights.flat_map(|weights| {
+            let name = |(weight, place)| weights.layout(weight).name_at(place).into_owned();
+            weights.in_files().into_iter().map(name)
+        });
+        names.filter(|name| takes(name)).collect()
     }
 
     fn import_here<'a>(

@@ -63,7 +63,8 @@ impl Session {
                 for (weight, mut values) in copied {
                     let layout = program.plan.weights.layout(weight);
                     let of = |rows: ShardRows, values| {
-                        let (weight, columns) = (layout.name.clone(), layout.shard.columns_of(rank));
+                        let (weight, columns) =
+                            (layout.name_at(rank).into_owned(), layout.shard.columns_of(rank));
                         MainGrad { rank, weight, rows, columns, values }
                     };
                     let mut blocks = layout.shard.blocks_of(rank).peekable();

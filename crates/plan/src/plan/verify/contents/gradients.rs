@@ -206,10 +206,13 @@ impl Run<'_> {
         pairs: &[(SlotId, SlotId)],
     ) -> Verdict<()> {
         let alike = |other| self.plan.weights.mesh.alike(group, other);
-        let (over_replicas, over_all) = (alike(Group::Replicate), alike(Group::World));
+        let over_copies = |weight| alike(self.plan.weights.layout(weight).shard.copies());
+        let over_all = alike(Group::World);
         for (from, to) in pairs {
             let held = match self.slots.held(*from).clone() {
-                Held::ReducedGradient(weight, calls) if over_replicas => Held::SummedGradient(weight, calls),
+                Held::ReducedGradient(weight, calls) if over_copies(weight) => {
+                    Held::SummedGradient(weight, calls)
+                }
                 Held::LocalSum(weight, sum) if over_all => Held::MainGrad(weight, sum),
                 _ => return self.wrong_sum(task, group, *from),
             };
@@ -222,8 +225,12 @@ impl Run<'_> {
     /// follows from the placement of the weight whose gradient the slot was declared for, and from whether
     /// there are replicas to sum over.
     fn wrong_sum(&self, task: TaskId, group: Group, slot: SlotId) -> Verdict<()> {
-        let replicated = self.plan.weights.mesh.replicas() > 1;
-        let placement = match self.plan.arena.slot(slot).content {
+        let layout = |weight| {
+            let layout = self.plan.weights.layout(weight);
+            (layout.placement, self.plan.weights.mesh.size(layout.shard.copies()) > 1)
+        };
+        let some = self.plan.weights.mesh.size(group) > 1;
+        let (placement, replicated) = match self.plan.arena.slot(slot).content {
             Content::Gradient(weight, _)
             | Content::WireGradient(weight, _)
             | Content::ReceivedGradient(weight, ..)
@@ -232,10 +239,12 @@ impl Run<'_> {
             | Content::ReducedGradient(weight, _)
             | Content::SummedGradient(weight, _)
             | Content::LocalGrad(weight)
-            | Content::MainGrad(weight) => self.plan.weights.layout(weight).placement,
+            | Content::MainGrad(weight) => layout(weight),
             // Of no gradient; the group tells which sum was meant.
-            _ if replicated && group == Group::Replicate => Placement::Sharded,
-            _ => Placement::Replicated,
+            _ if some && matches!(group, Group::Replicate | Group::ExpertReplica) => {
+                (Placement::Sharded, true)
+            }
+            _ => (Placement::Replicated, self.plan.weights.mesh.replicas() > 1),
         };
         let (needs, remedy) = match (placement, self.slots.held(slot)) {
             (Placement::Replicated, Held::LocalSum(..)) => (

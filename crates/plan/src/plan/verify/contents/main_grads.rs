@@ -55,7 +55,8 @@ impl Run<'_> {
         placement: Placement,
         from: SlotId,
     ) -> Verdict<BTreeSet<CallId>> {
-        let replicated = self.plan.weights.mesh.replicas() > 1;
+        let copies = self.plan.weights.layout(weight).shard.copies();
+        let replicated = self.plan.weights.mesh.size(copies) > 1;
         let (what, remedy) = match (placement, self.slots.held(from)) {
             (Placement::Sharded, Held::ReducedGradient(of, calls)) if *of == weight && !replicated => {
                 return Ok(calls.clone());

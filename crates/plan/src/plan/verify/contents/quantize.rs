@@ -27,23 +27,30 @@ impl Run<'_> {
         self.fill(task, tensor_amax, Held::LocalAmax(bucket, version))
     }
 
-    /// Maxima over the ranks of a replica, which hold all rows of a weight together.
+    /// Maxima over the ranks of a replica, or those that share an expert, which hold all rows of a weight together.
     pub(super) fn reduce_amaxes(
         &mut self,
         task: TaskId,
         group: Group,
         pairs: &[(SlotId, SlotId)],
     ) -> Verdict<()> {
-        if !self.plan.weights.mesh.alike(group, Group::Replica) {
-            let problem = format!("takes maxima over the {group} group");
-            let remedy = "take them over the ranks of a replica: they have all rows together, and other replicas the same";
-            return self.wrong_program(self.plan.describe(task), problem, remedy);
-        }
         for (from, to) in pairs {
             let Held::LocalAmax(bucket, version) = *self.slots.held(*from) else {
                 let needs = "a bucket's amaxes of this rank, since it takes maxima".into();
                 return self.wrong_state(task, *from, needs, "reduce amaxes by maximum and gradients by sum");
             };
+            if !self.plan.weights.mesh.alike(group, self.share_rows(bucket)) {
+                let problem = format!("takes maxima over the {group} group");
+                let remedy = match self.plan.weights.bucket(bucket).expert {
+                    false => {
+                        "take them over the ranks of a replica: they have all rows together, and other replicas the same"
+                    }
+                    true => {
+                        "take those of experts over the ranks that share their rows: others have other experts"
+                    }
+                };
+                return self.wrong_program(self.plan.describe(task), problem, remedy);
+            }
             self.fill(task, *to, Held::ReducedAmax(bucket, version))?;
         }
         Ok(())
@@ -200,6 +207,11 @@ impl Run<'_> {
         self.fill(task, amaxes.tensor_amax, Held::LocalAmax(bucket, version))
     }
 
+    /// The ranks that have all rows of a bucket's weights together.
+    fn share_rows(&self, bucket: BucketId) -> Group {
+        if self.plan.weights.bucket(bucket).expert { Group::ExpertShard } else { Group::Replica }
+    }
+
     /// `slot` must hold the amaxes of the bucket's masters at `version`, over all ranks if its scales need that.
     pub(super) fn amaxes(
         &self,
@@ -209,7 +221,7 @@ impl Run<'_> {
         version: Version,
         like: &str,
     ) -> Verdict<()> {
-        let alone = self.plan.weights.mesh.size(Group::Replica) == 1;
+        let alone = self.plan.weights.mesh.size(self.share_rows(bucket)) == 1;
         let local_is_enough = alone || !self.plan.weights.bucket(bucket).format.needs_tensor_amax();
         let amax = self.slots.held(slot);
         let reduced = *amax == Held::ReducedAmax(bucket, version);

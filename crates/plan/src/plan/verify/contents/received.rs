@@ -66,7 +66,7 @@ impl Run<'_> {
             let remedy = "leave the sums as they are and sum them at the next level first";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        if mesh.replicas() > 1 {
+        if mesh.size(over.copies()) > 1 {
             let name = self.name(weight);
             let problem = format!(
                 "adds the gradient of `{name}` to the main grad, summed over the ranks of one replica"

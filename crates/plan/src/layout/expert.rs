@@ -1,0 +1,159 @@
+//! The number of an expert in the name of its weight.
+//!
+//! Law: a model declares the experts of one rank, numbered from 0 by the last number between the dots of a name; the
+//! rank at place e of an expert-parallel group has those from e times as many on. So every expert of a layer has one
+//! name, whatever the mesh, and on a mesh without expert parallelism the name that was declared.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+
+use super::weight::WeightLayout;
+use super::weights::Weights;
+use crate::model::ShardLayout;
+use warpweft_base::id::{RankId, WeightId};
+
+/// Which of a rank's experts a weight belongs to, and where its name says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ExpertNumber {
+    /// Bytes of the name before the number.
+    begin: usize,
+    /// Bytes of the name up to its end.
+    end: usize,
+    /// The number among the rank's experts.
+    pub number: u32,
+    /// How many experts a rank has.
+    pub of_rank: u32,
+}
+
+impl ExpertNumber {
+    /// The number in a name, of one expert alone; `None` if there is none.
+    pub(super) fn in_name(name: &str) -> Option<Self> {
+        let mut end = name.len();
+        for part in name.rsplit('.') {
+            let begin = end - part.len();
+            // No other number is written so.
+            if let Some(number) = part.parse::<u32>().ok().filter(|number| number.to_string() == part) {
+                return Some(Self { begin, end, number, of_rank: 1 });
+            }
+            end = begin.saturating_sub(1);
+        }
+        None
+    }
+
+    /// The same among so many.
+    pub(super) const fn among(self, of_rank: u32) -> Self {
+        Self { of_rank, ..self }
+    }
+
+    /// What stands before the number and after it.
+    pub(super) fn around(self, name: &str) -> (String, String) {
+        let part = |range: std::ops::Range<usize>| name.get(range).unwrap_or_default().to_owned();
+        (part(0..self.begin), part(self.end..name.len()))
+    }
+}
+
+/// The name that a weight of an expert has for the expert of this number; `None` for a name without one.
+#[must_use]
+pub fn expert_named(name: &str, number: u32) -> Option<String> {
+    let (before, after) = ExpertNumber::in_name(name)?.around(name);
+    Some(format!("{before}{number}{after}"))
+}
+
+impl WeightLayout {
+    /// The first ranks that have another weight each in this place: one for all, but for those of experts.
+    pub fn places(&self) -> impl ExactSizeIterator<Item = RankId> + use<> {
+        (0..self.shard.expert.unwrap_or(1)).map(RankId::new)
+    }
+
+    /// The first rank that has the same weight as `rank`.
+    #[must_use]
+    pub fn place_of(&self, rank: RankId) -> RankId {
+        RankId::new(self.shard.expert.and_then(|ranks| rank.number().checked_rem(ranks)).unwrap_or(0))
+    }
+
+    /// The weight that the rank at one of its [`places`](Self::places) has, as it would be if there were no others:
+    /// with its name, and the n-th shard on the n-th rank.
+    #[must_use]
+    pub fn alone(&self, place: RankId) -> Self {
+        let shard = ShardLayout { expert: None, ..self.shard };
+        Self { name: self.name_at(place).into_owned(), shard, expert: None, ..self.clone() }
+    }
+
+    /// What the weight is called that `rank` has: the declared name, but for an expert of which other ranks have others
+    /// in its place. Initializers and files know it so.
+    #[must_use]
+    pub fn name_at(&self, rank: RankId) -> Cow<'_, str> {
+        let Some(expert) = self.expert.filter(|_| self.shard.expert.is_some()) else {
+            return Cow::Borrowed(&self.name);
+        };
+        let number =
+            u64::from(self.place_of(rank).number()) * u64::from(expert.of_rank) + u64::from(expert.number);
+        let (before, after) = expert.around(&self.name);
+        Cow::Owned(format!("{before}{number}{after}"))
+    }
+}
+
+impl Weights {
+    /// All weights as files know them: each with the first rank that has it, at which it has its name there.
+    /// Experts that follow each other in the declaration, without a smaller number after a larger one, follow each other
+    /// here, those of the first rank before those of the next.
+    #[must_use]
+    pub fn in_files(&self) -> Vec<(WeightId, RankId)> {
+        let are_a_run = |one: &WeightLayout, other: &WeightLayout| match (one.expert, other.expert) {
+            (Some(before), Some(next)) => {
+                let layer = |layout: &WeightLayout, expert: ExpertNumber| expert.around(&layout.name).0;
+                before.number <= next.number && layer(one, before) == layer(other, next)
+            }
+            _ => false,
+        };
+        let mut all = Vec::with_capacity(self.layouts.len());
+        let mut before = 0;
+        for run in self.layouts.chunk_by(are_a_run) {
+            for place in run.first().into_iter().flat_map(WeightLayout::places) {
+                all.extend((before..before + run.len()).map(|number| (WeightId::at(number), place)));
+            }
+            before += run.len();
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Mesh, WeightSpec};
+    use warpweft_format::Format;
+
+    #[test]
+    fn experts_of_a_layer_have_one_name_each_whatever_the_mesh() {
+        let of = |ep: u32, shards: u32, local: usize| {
+            let mesh = Mesh::new(8).unwrap().with_experts(ep, Some(shards)).unwrap();
+            let declare = |expert| {
+                let name = format!("layers.3.experts.{expert}.w1");
+                WeightSpec { expert: true, ..WeightSpec::sharded(&name, 32, 16, Format::Bf16) }
+            };
+            let weights = Weights::new(&(0..local).map(declare).collect::<Vec<_>>(), mesh);
+            let mut names: Vec<_> = (0..ep)
+                .flat_map(|rank| {
+                    weights.layouts.iter().map(move |layout| layout.name_at(RankId::new(rank)).into_owned())
+                })
+                .collect();
+            names.sort();
+            names
+        };
+        let all: Vec<_> = (0..8).map(|expert| format!("layers.3.experts.{expert}.w1")).collect();
+        for (ep, shards, local) in [(1, 8, 8), (1, 4, 8), (2, 4, 4), (4, 1, 2), (4, 2, 2), (8, 1, 1)] {
+            assert_eq!(of(ep, shards, local), all, "ep {ep}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_an_expert_is_the_last_that_stands_between_dots() {
+        let number = |name| ExpertNumber::in_name(name).map(|found| found.number);
+        assert_eq!(number("layers.3.experts.12.w1"), Some(12));
+        assert_eq!(number("experts.7"), Some(7));
+        assert_eq!(number("3.w1"), Some(3));
+        assert_eq!((number("experts.w1"), number("experts.07.w"), number("")), (None, None, None));
+    }
+}

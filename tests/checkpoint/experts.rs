@@ -1,0 +1,227 @@
+//! Expert parallelism: whichever ranks have an expert, it trains alike, and files have one tensor for it by its name.
+//!
+//! Law: gradients are sums of small whole numbers, which no order of addition rounds. So a sum over the wrong ranks, a
+//! divisor that counts them, an expert that is in the norm twice, or one that is taken for its neighbour shows in bits.
+
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::compute::ComputeContext;
+use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_plan::policy::ReduceDtype;
+use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles};
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, SessionBuilder, block_on};
+use warpweft_testing::trainer::initial;
+
+use super::parts::{notes, replicated, without_planes};
+
+/// Ranks, replicas, ranks that share the experts, and ranks that one is sharded over.
+type Axes = (u32, u32, u32, Option<u32>);
+
+const MESHES: [Axes; 8] = [
+    (1, 1, 1, None),
+    (8, 2, 1, None),
+    (8, 1, 1, Some(2)),
+    (8, 1, 2, None),
+    (8, 1, 4, Some(1)),
+    (8, 2, 4, Some(2)),
+    (4, 2, 4, Some(1)),
+    (4, 2, 2, Some(2)),
+];
+
+/// Experts of the layer.
+const EXPERTS: u32 = 4;
+
+/// What gives gradients: as many ranks as any mesh has, of which a rank of a smaller one stands for several.
+const SOURCES: u32 = 8;
+
+/// Formats, with the side of their blocks.
+const FORMATS: [(Format, usize); 4] =
+    [(Format::Bf16, 8), (Format::NVFP4_2D, 16), (Format::Mxfp8, 32), (Format::FP8_BLOCK128_POW2, 128)];
+
+fn config((_, replicas, ep, ep_shard): Axes) -> Config {
+    let mut config = Config { check: true, reduce_dtype: ReduceDtype::F32, ..replicated(replicas) };
+    (config.mesh.ep, config.mesh.ep_shard) = (ep, ep_shard);
+    config.optimizer.max_norm = 0.5;
+    config
+}
+
+/// Two weights of each expert of a rank, after one that all ranks have and before a copy.
+fn model((format, block): (Format, usize), (_, _, ep, _): Axes) -> Model {
+    let mut model = Model::builder();
+    model.sharded("router", 2 * block + 3, block, format).unwrap();
+    for expert in 0..EXPERTS / ep {
+        for (name, rows) in [("w1", 3 * block), ("w2", block + 1)] {
+            let name = format!("layers.7.experts.{expert}.{name}");
+            let weight = model.sharded(&name, rows, block, format).unwrap();
+            model.expert_parallel(weight).unwrap();
+        }
+    }
+    model.replicated("gain", 1, 24).unwrap();
+    model.build()
+}
+
+/// What a source gives to an element of the weight of this expert.
+fn given(source: u32, expert: u32, at: usize) -> f32 {
+    ((source * 5 + expert * 3) as usize + at) as f32 % 7.0 - 3.0
+}
+
+/// The gradient of an expert is of the tokens of all ranks that share the experts with this one. It goes by the signs
+/// of what was gathered.
+fn builder(axes: Axes, model: &Model) -> SessionBuilder<CpuSurface> {
+    let (ranks, _, ep, _) = axes;
+    let weights: Vec<_> = model.entries().map(|(weight, spec)| (weight, spec.clone())).collect();
+    let mut program = StepProgram::builder("train", model);
+    let loss = program.output("loss", 1, ElementType::F32).unwrap();
+    let mut call = program.call("backward", Phase::Backward).writes(loss);
+    for (weight, _) in &weights {
+        call = call.uses(*weight, Orientation::Rowwise, Form::Dense).gradient(*weight);
+    }
+    call.add().unwrap();
+    let closures = move |rank: RankId| {
+        let weights = weights.clone();
+        let (first, place) = (rank.number() / ep * ep, rank.number() % ep);
+        move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {
+            for (weight, spec) in &weights {
+                let local = spec.name.split('.').filter_map(|part| part.parse::<u32>().ok()).nth(1);
+                let (expert, sources) = match local {
+                    Some(local) => (place * (EXPERTS / ep) + local, first..first + ep),
+                    None => (EXPERTS, rank.number()..rank.number() + 1),
+                };
+                let values = context.dense(*weight, Orientation::Rowwise)?;
+                for (at, (gradient, value)) in
+                    context.gradient(*weight)?.iter_mut().zip(values.iter()).enumerate()
+                {
+                    let of = |rank: u32| (rank..SOURCES).step_by(ranks as usize);
+                    let sum: f32 = sources.clone().flat_map(of).map(|source| given(source, expert, at)).sum();
+                    *gradient = sum * value.signum() * ranks as f32 / SOURCES as f32;
+                }
+            }
+            context.write::<f32>(loss)?[0] = 0.0;
+            Ok(())
+        }
+    };
+    Session::builder(config(axes), closures).program(program.build_training().unwrap())
+}
+
+fn start(axes: Axes, format: (Format, usize)) -> Session {
+    block_on(builder(axes, &model(format, axes)).initialize(initial).start_cpu(axes.0)).unwrap()
+}
+
+fn train(session: &mut Session) {
+    for _ in 0..2 {
+        block_on(session.step("train")).unwrap();
+    }
+}
+
+fn exported(session: &mut Session) -> Checkpoint {
+    block_on(session.export()).unwrap()
+}
+
+/// Fails with the name of the first weight that differs, and not with its values.
+#[track_caller]
+fn assert_alike(found: &Checkpoint, expected: &Checkpoint, what: &str) {
+    let names = |checkpoint: &Checkpoint| -> Vec<String> {
+        checkpoint.weights.iter().map(|state| state.name.clone()).collect()
+    };
+    assert_eq!(names(found), names(expected), "{what}");
+    assert_eq!(found.optimizer_step, expected.optimizer_step, "{what}");
+    for (found, expected) in found.weights.iter().zip(&expected.weights) {
+        assert!(found.master == expected.master, "the master of {}: {what}", found.name);
+        assert!(found == expected, "{}: {what}", found.name);
+    }
+}
+
+#[test]
+fn every_expert_begins_trains_and_is_exported_alike_on_every_mesh() {
+    for format in FORMATS {
+        let mut alone = start(MESHES[0], format);
+        let begun = exported(&mut alone);
+        train(&mut alone);
+        let trained = exported(&mut alone);
+        assert!(begun.weights[1].master != trained.weights[1].master);
+        for axes in MESHES {
+            let mut session = start(axes, format);
+            let what = |when: &str| format!("{when}, {} on {axes:?}", format.0);
+            assert_alike(&exported(&mut session), &begun, &what("begun"));
+            train(&mut session);
+            assert_alike(&exported(&mut session), &trained, &what("trained"));
+            block_on(session.compare_replicas()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_one_mesh_exported_every_other_imports_as_the_same_file() {
+    let format = FORMATS[1];
+    let mut first = start(MESHES[5], format);
+    train(&mut first);
+    let whole = exported(&mut first);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |number: usize| folder.path().join(format!("{number}.safetensors"));
+    let mut bytes = Vec::new();
+    for (number, axes) in MESHES.into_iter().enumerate() {
+        let mut session = start(axes, format);
+        block_on(session.step("train")).unwrap();
+        block_on(session.import(&whole)).unwrap();
+        let found = exported(&mut session);
+        assert_alike(&found, &whole, &format!("{axes:?}"));
+        block_on(FileStore::new(file(number)).save(&found)).unwrap();
+        bytes.push(std::fs::read(file(number)).unwrap());
+    }
+    assert!(bytes.iter().all(|of_mesh| *of_mesh == bytes[0]));
+}
+
+/// CK-2.
+#[test]
+fn parts_that_one_mesh_saved_of_experts_every_other_imports() {
+    let format = FORMATS[1];
+    for wrote in MESHES {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        let mut first = start(wrote, format);
+        train(&mut first);
+        block_on(first.save_parts(&parts, &notes(&[]))).unwrap();
+        let whole = exported(&mut first);
+        assert_alike(&parts.load().unwrap(), &without_planes(whole.clone()), &format!("{wrote:?}"));
+        for reads in MESHES {
+            let mut second = start(reads, format);
+            block_on(second.import_parts(&parts)).unwrap();
+            assert_alike(&exported(&mut second), &whole, &format!("{wrote:?} to {reads:?}"));
+        }
+    }
+}
+
+/// A file in which two experts have changed places is another file: no rank may have taken one for the other.
+#[test]
+fn an_expert_that_is_its_neighbour_in_a_file_is_its_neighbour_on_every_mesh() {
+    let mut first = start(MESHES[5], FORMATS[0]);
+    train(&mut first);
+    let mut swapped = exported(&mut first);
+    let place = |name: &str| swapped.weights.iter().position(|state| state.name == name).unwrap();
+    let (one, other) = (place("layers.7.experts.1.w1"), place("layers.7.experts.2.w1"));
+    let (a, b) = (swapped.weights[one].name.clone(), swapped.weights[other].name.clone());
+    (swapped.weights[one].name, swapped.weights[other].name) = (b, a);
+    swapped.weights.swap(one, other);
+    for axes in MESHES {
+        let mut session = start(axes, FORMATS[0]);
+        block_on(session.import(&swapped)).unwrap();
+        assert_alike(&exported(&mut session), &swapped, &format!("{axes:?}"));
+    }
+}
+
+#[test]
+fn a_weight_of_an_expert_is_taken_by_its_name_in_files() {
+    let mut first = start(MESHES[1], FORMATS[0]);
+    train(&mut first);
+    let whole = exported(&mut first);
+    let mut session = start(MESHES[5], FORMATS[0]);
+    let begun = exported(&mut session);
+    block_on(session.import_weights(&whole, |name| name == "layers.7.experts.2.w2")).unwrap();
+    let found = exported(&mut session);
+    for ((found, begun), there) in found.weights.iter().zip(&begun.weights).zip(&whole.weights) {
+        let taken = if found.name == "layers.7.experts.2.w2" { there } else { begun };
+        assert!(found.master == taken.master, "{}", found.name);
+    }
+}
