@@ -1,7 +1,7 @@
 //! The choice of which weights of a random program are those of experts.
 //!
-//! Law: all that was drawn of a program stays. Every rank has all experts, so a weight of one is another's equal but for
-//! the ranks that share its rows, and those that copy them.
+//! Law: all that was drawn of a program stays. Every rank has all experts, so a weight of one is another's equal but
+//! for the ranks that share its rows, and those that copy them.
 
 use warpweft_plan::model::{Levels, Mesh, Model, Placement, StepProgram, TensorParallel, WeightSpec};
 

@@ -31,8 +31,8 @@ pub(crate) struct Statement {
 }
 
 /// What a process was asked for: transport, how gradients are summed, how many replicas, ranks of a text,
-/// tensor-parallel ranks and ranks of experts there are, and in which levels. The levels are those of the mesh, whether the options name
-/// them or it has them by itself.
+/// tensor-parallel ranks and ranks of experts there are, and in which levels. The levels are those of the mesh,
+/// whether the options name them or it has them by itself.
 type Wish = (Option<Transport>, Reduce, [u32; 5], [u32; Levels::MOST]);
 
 fn wish(transport: Option<Transport>, reduce: Reduce, mesh: Mesh) -> Wish {

@@ -95,8 +95,8 @@ impl WeightLayout {
 }
 
 impl Weights {
-    /// All weights as files know them: each with the first rank that has it, at which it has its name there.
-    /// Experts that follow each other in the declaration, without a smaller number after a larger one, follow each other
+    /// All weights as files know them: each with the first rank that has it, at which it has its name there. Experts
+    /// that follow each other in the declaration, without a smaller number after a larger one, follow each other
     /// here, those of the first rank before those of the next.
     #[must_use]
     pub fn in_files(&self) -> Vec<(WeightId, RankId)> {

@@ -1,9 +1,9 @@
 //! All weights of a session, grouped into buckets.
 //!
-//! Law: every weight is in exactly one bucket. A bucket has one format, one placement, and either weights
-//! that train or weights that are frozen; experts are not among others where they have axes of their own. Weights of a scale group are next to one another in it, so their
-//! amaxes are too. The grouping follows from the declaration alone, so it is the same on every rank and for
-//! every program of a session.
+//! Law: every weight is in exactly one bucket. A bucket has one format, one placement, and either weights that train
+//! or weights that are frozen; experts are not among others where they have axes of their own. Weights of a scale
+//! group are next to one another in it, so their amaxes are too. The grouping follows from the declaration alone, so
+//! it is the same on every rank and for every program of a session.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,13 +1,13 @@
 //! The ranks of a world: replicas of the model, shards of a weight, context parallelism, and tensor parallelism.
 //!
-//! Law: rank = (replica · shards + shard) · tensor + part, and shard = data shard · context + place in its context. So
-//! the ranks of a tensor-parallel group, those that share texts, and those of a replica are numbered one after the
+//! Law: rank = (replica · shards + shard) · tensor + part, and shard = data shard · context + place in its context.
+//! So the ranks of a tensor-parallel group, those that share texts, and those of a replica are numbered one after the
 //! other, and share a host where a host has as many. Every replica holds every weight; ranks at the same place in all
 //! replicas hold the same bits. Context parallelism splits the tokens of a text and no weight: for weights its ranks
-//! are shards like others. The weights of experts divide the same ranks otherwise: rank = (copy · expert shards + expert
-//! shard) · ep + place among experts. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere else: everything that
-//! needs their numbers, or how many they are, asks there. In which order gradients are summed over a replica is said by
-//! [`Mesh::tree`]: a replica of up to 8 ranks has one level by itself, all ranks in order.
+//! are shards like others. The weights of experts divide the same ranks otherwise: rank = (copy · expert shards +
+//! expert shard) · ep + place among experts. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere
+//! else: everything that needs their numbers, or how many they are, asks there. In which order gradients are summed
+//! over a replica is said by [`Mesh::tree`]: a replica of up to 8 ranks has one level by itself, all ranks in order.
 
 use serde::{Serialize, Serializer};
 

@@ -118,7 +118,8 @@ impl ShardLayout {
     /// Which of the shards `rank` holds; 0 of a replicated weight.
     #[must_use]
     pub fn position(&self, rank: RankId) -> u32 {
-        // The ranks of a tensor-parallel group that have parts of their own, or other experts, stand between two shards of one part.
+        // The ranks of a tensor-parallel group that have parts of their own, or other experts, stand between two
+        // shards of one part.
         Strides::new(self.parts(), self.ranks).position(rank)
     }
 

@@ -28,8 +28,8 @@ pub struct MeshAxes {
     /// How many ranks in a row share the experts of a layer, 1 to 65,536: expert parallelism. Experts divide the same
     /// ranks by axes of their own, `ep_replicate · ep_shard · ep`, of which the first is what the others leave.
     pub ep: u32,
-    /// Over how many ranks one expert is sharded, 1 to 65,536. `ep · ep_shard` divides the number of ranks. When absent,
-    /// what `ep` leaves of a replica.
+    /// Over how many ranks one expert is sharded, 1 to 65,536. `ep · ep_shard` divides the number of ranks. When
+    /// absent, what `ep` leaves of a replica.
     pub ep_shard: Option<u32>,
     /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
     /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a

@@ -1,7 +1,7 @@
 //! Expert parallelism: the axes that the weights of experts have in the place of the others.
 //!
-//! Law: ep · ep_shard divides the world, and what is left are copies. Ranks of an expert-parallel group are numbered one
-//! after the other. An expert's rows are sharded over ranks that are `ep` apart. Without expert parallelism, an
+//! Law: ep · ep_shard divides the world, and what is left are copies. Ranks of an expert-parallel group are numbered
+//! one after the other. An expert's rows are sharded over ranks that are `ep` apart. Without expert parallelism, an
 //! expert's weight is sharded over a replica, as any weight.
 
 use super::Mesh;
