@@ -57,21 +57,12 @@ pub(crate) fn route(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeEr
     Ok(())
 }
 
-/// The filled rows of each slot: the expert, and where they are.
-fn filled(
-    sizes: Sizes,
-    first: usize,
-    taken: &[u32],
-) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+/// The filled rows of each slot: the rank's own expert, and where they are.
+fn filled(sizes: Sizes, taken: &[u32]) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
     taken.iter().enumerate().filter(|(_, count)| **count > 0).map(move |(slot, count)| {
         let begin = slot * sizes.capacity * WIDTH;
-        (first + slot % sizes.own_experts(), begin..begin + *count as usize * WIDTH)
+        (slot % sizes.own_experts(), begin..begin + *count as usize * WIDTH)
     })
-}
-
-/// The first expert of a rank.
-fn first(sizes: Sizes, rank: RankId) -> usize {
-    rank.index() % sizes.spread * sizes.own_experts()
 }
 
 /// What an expert makes of rows: `down · gelu(up · x)`. Returns what it had before the activation.
@@ -90,27 +81,27 @@ fn apply(x: &[f32], [up, down]: [&[f32]; 2], out: &mut [f32]) -> Vec<f32> {
 pub(crate) fn forward(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeError> {
     let (inputs, taken) = (context.read_named::<f32>("inputs")?, context.read_named::<u32>("taken")?);
     let mut made = context.write_named::<f32>("made")?;
-    for (expert, rows) in filled(sizes, first(sizes, context.rank()), &taken) {
-        let up = context.dense_named(&format!("{expert}.up"))?;
-        let down = context.dense_named(&format!("{expert}.down"))?;
+    for (expert, rows) in filled(sizes, &taken) {
+        let up = context.dense_named(&format!("experts.{expert}.up"))?;
+        let down = context.dense_named(&format!("experts.{expert}.down"))?;
         apply(&inputs[rows.clone()], [&up, &down], &mut made[rows]);
     }
     Ok(())
 }
 
-/// Gradients of the rank's own experts, and zeros for those of others: each expert is one rank's of a replica.
+/// Gradients of the rank's experts, of all tokens that reached them. An expert without any has zeros.
 pub(crate) fn backward(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeError> {
     let (inputs, taken) = (context.read_named::<f32>("inputs")?, context.read_named::<u32>("taken")?);
     let slopes = context.read_named::<f32>("slopes")?;
     let mut made = context.write_named::<f32>("made slopes")?;
-    for expert in 0..EXPERTS {
-        let names = ["up", "down"].map(|name| format!("{expert}.{name}"));
+    for expert in 0..sizes.own_experts() {
+        let names = ["up", "down"].map(|name| format!("experts.{expert}.{name}"));
         let (up, down) = (context.dense_named(&names[0])?, context.dense_named(&names[1])?);
         let (mut to_up, mut to_down) =
             (context.gradient_named(&names[0])?, context.gradient_named(&names[1])?);
         to_up.fill(0.0);
         to_down.fill(0.0);
-        let own = filled(sizes, first(sizes, context.rank()), &taken).filter(|(of, _)| *of == expert);
+        let own = filled(sizes, &taken).filter(|(of, _)| *of == expert);
         for (_, range) in own {
             let (x, slope, rows) = (&inputs[range.clone()], &slopes[range.clone()], range.len() / WIDTH);
             let inner = apply(x, [&up, &down], &mut vec![0.0; range.len()]);

@@ -2,10 +2,11 @@
 //!
 //! `cargo run --release --example mixture_of_experts -- --help`
 //!
-//! A router sends every token to two of four experts. One rank computes all of them, four ranks one each, and in two
-//! replicas of two ranks each rank computes two; tokens travel to the ranks of their experts and back (dropless
-//! dispatch and combine). Losses are the same but for the order in which sums are rounded. A last run has a capacity
-//! that is too small for some steps: these are skipped on all ranks, with the reason, and training goes on.
+//! A router sends every token to two of four experts. One rank has all of them; four ranks have one each (`ep 4`), or
+//! two each, sharded over two ranks (`ep 2 × ep_shard 2`) or as copies in two replicas. Tokens travel to the ranks of
+//! their experts and back (dropless dispatch and combine). Losses are the same but for the order in which sums are
+//! rounded. A last run has a capacity that is too small for some steps: these are skipped on all ranks, with the
+//! reason, and training goes on.
 
 #[path = "../train/ops.rs"]
 #[allow(dead_code, reason = "the job trains with more of them")]
@@ -52,19 +53,20 @@ struct Grid {
     name: &'static str,
     ranks: u32,
     replicas: u32,
+    ep: u32,
 }
 
-const GRIDS: [Grid; 3] = [
-    Grid { name: "one rank", ranks: 1, replicas: 1 },
-    Grid { name: "experts over 4 ranks", ranks: 4, replicas: 1 },
-    Grid { name: "over 2, 2 replicas", ranks: 4, replicas: 2 },
+const GRIDS: [Grid; 4] = [
+    Grid { name: "one rank", ranks: 1, replicas: 1, ep: 1 },
+    Grid { name: "ep 4", ranks: 4, replicas: 1, ep: 4 },
+    Grid { name: "ep 2 × ep_shard 2", ranks: 4, replicas: 1, ep: 2 },
+    Grid { name: "ep 2 × 2 replicas", ranks: 4, replicas: 2, ep: 2 },
 ];
 
 /// Without a capacity, all tokens of a rank may go to one expert.
 fn sizes(grid: &Grid, capacity: Option<usize>) -> Sizes {
     let tokens = TOKENS / grid.ranks as usize;
-    let spread = (grid.ranks / grid.replicas) as usize;
-    Sizes { spread, tokens, capacity: capacity.unwrap_or(tokens) }
+    Sizes { ep: grid.ep as usize, tokens, capacity: capacity.unwrap_or(tokens) }
 }
 
 /// What one run saw.
@@ -79,10 +81,10 @@ struct Run {
 async fn train(grid: &Grid, steps: usize, capacity: Option<usize>) -> Result<Run, Box<dyn Error>> {
     let sizes = sizes(grid, capacity);
     let mut config = Config::default();
-    config.mesh.dp_replicate = Some(grid.replicas);
+    (config.mesh.dp_replicate, config.mesh.ep) = (Some(grid.replicas), grid.ep);
     // Adam divides a gradient by its own size: where that is rounding alone, so would the update be.
     config.optimizer.eps = 1e-4;
-    let declared = model::model()?;
+    let declared = model::model(sizes)?;
     let run = move |call: &Call, context: &Context<'_>| closure::run(sizes, call, context);
     let builder = Session::builder(config, move |_| on_cpu(run)).program(model::step(sizes, &declared)?);
     let mut session = builder.initialize(initial::normal(1, 0.2)).start_cpu(grid.ranks).await?;
@@ -120,19 +122,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for grid in &GRIDS {
         let run = train(grid, arguments.steps, None).await?;
         let (first, last) = edges(&run.losses);
-        println!("{:20} loss {first:.5} -> {last:.5}", grid.name);
+        println!("{:18} loss {first:.5} -> {last:.5}", grid.name);
         all.push(run.losses);
     }
     for (grid, losses) in GRIDS.iter().zip(&all).skip(1) {
         let apart = losses.iter().zip(&all[0]).map(|(one, other)| (one - other).abs() / other.abs());
         let apart = apart.fold(0.0f32, f32::max);
-        println!("{:20} never further from one rank than {apart:.1e} of its loss", grid.name);
+        println!("{:18} never further from one rank than {apart:.1e} of its loss", grid.name);
     }
     let run = train(&GRIDS[1], arguments.steps, Some(arguments.capacity)).await?;
     let (first, last) = edges(&run.losses);
     let (skipped, steps) = (run.skipped.len(), arguments.steps);
     println!(
-        "capacity {:11} loss {first:.5} -> {last:.5}, {skipped} of {steps} steps skipped",
+        "capacity {:9} loss {first:.5} -> {last:.5}, {skipped} of {steps} steps skipped",
         arguments.capacity
     );
     if let Some(error) = run.skipped.first() {

@@ -1,10 +1,10 @@
 //! The model: its sizes, its weights and the calls of its step.
 //!
-//! Law: this file alone says who exchanges what. Each rank of a replica computes experts of its own. A token goes
-//! to the ranks of its experts and comes back, and in backward its gradient goes the same way. Only filled rows
+//! Law: this file alone says who exchanges what. Ranks of an expert-parallel group have other experts each. A token
+//! goes to the ranks of its experts and comes back, and in backward its gradient goes the same way. Only filled rows
 //! travel.
 
-use warpweft::model::{Collective, CollectiveKind, Counts, Group};
+use warpweft::model::{CallBuilder, Collective, CollectiveKind, Counts, Group, ProgramBuilder};
 use warpweft::prelude::*;
 
 /// One token for each value of a byte.
@@ -21,8 +21,8 @@ pub(crate) const HIDDEN: usize = 64;
 /// What depends on the mesh.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Ranks of a replica, over which the experts are spread.
-    pub(crate) spread: usize,
+    /// Ranks of an expert-parallel group.
+    pub(crate) ep: usize,
     /// Tokens of a rank.
     pub(crate) tokens: usize,
     /// Rows of a slot: tokens of one rank for one expert.
@@ -30,9 +30,9 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Experts that a rank computes.
+    /// Experts of a rank.
     pub(crate) const fn own_experts(self) -> usize {
-        EXPERTS / self.spread
+        EXPERTS / self.ep
     }
 
     /// Elements of all slots of a rank: those that it fills, one for each expert, or those that it gets.
@@ -41,13 +41,16 @@ impl Sizes {
     }
 }
 
-pub(crate) fn model() -> Result<Model, DeclareError> {
+/// The weights: of experts those of one rank.
+pub(crate) fn model(sizes: Sizes) -> Result<Model, DeclareError> {
     let mut model = Model::builder();
     model.sharded("embedding", VOCABULARY, WIDTH, Format::F32)?;
     model.sharded("router", EXPERTS, WIDTH, Format::F32)?;
-    for expert in 0..EXPERTS {
-        model.sharded(&format!("{expert}.up"), HIDDEN, WIDTH, Format::F32)?;
-        model.sharded(&format!("{expert}.down"), WIDTH, HIDDEN, Format::F32)?;
+    for expert in 0..sizes.own_experts() {
+        for (name, rows, cols) in [("up", HIDDEN, WIDTH), ("down", WIDTH, HIDDEN)] {
+            let weight = model.sharded(&format!("experts.{expert}.{name}"), rows, cols, Format::F32)?;
+            model.expert_parallel(weight)?;
+        }
     }
     model.sharded("head", VOCABULARY, WIDTH, Format::F32)?;
     Ok(model.build())
@@ -78,13 +81,13 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
     let route = program.call("route", forward).reads(x).writes(probabilities).writes(chosen).writes(picks);
     route.writes(sent).writes(given).uses_dense(weight("router")?).add()?;
     let counts = Counts::new(given, taken, sizes.capacity).filled(50);
-    let dispatch = Collective::dispatch(sent, inputs, counts).among(Group::Replica);
+    let dispatch = Collective::dispatch(sent, inputs, counts).among(Group::Expert);
     program.collective("dispatch", forward, dispatch)?;
     // How busy the experts are is asked of all ranks, so that the loss that balances them is that of the batch.
     let load = program.activation("load", EXPERTS)?;
     program.collective("share the load", forward, Collective::new(CollectiveKind::Sum, picks, load))?;
     let experts = program.call("experts", forward).reads(inputs).reads(taken).writes(made);
-    uses_experts(experts, model)?.add()?;
+    uses_experts(experts, sizes, model)?.add()?;
     program.collective("combine", forward, dispatch.back(made, back))?;
 
     let slope = program.activation("slope", all)?;
@@ -97,9 +100,9 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
     head.gradient(weight("head")?).add()?;
     program.collective("dispatch slopes", backward, dispatch.again(sent_slopes, slopes))?;
     let experts = program.call("experts backward", backward).reads(inputs).reads(slopes).reads(taken);
-    let mut experts = uses_experts(experts.writes(made_slopes), model)?;
-    for expert in 0..EXPERTS {
-        let [up, down] = ["up", "down"].map(|name| weight(&format!("{expert}.{name}")));
+    let mut experts = uses_experts(experts.writes(made_slopes), sizes, model)?;
+    for expert in 0..sizes.own_experts() {
+        let [up, down] = ["up", "down"].map(|name| weight(&format!("experts.{expert}.{name}")));
         experts = experts.gradient(up?).gradient(down?);
     }
     experts.add()?;
@@ -115,7 +118,7 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
 
 /// Buffers of slots.
 fn slots<const N: usize>(
-    program: &mut warpweft::model::ProgramBuilder,
+    program: &mut ProgramBuilder,
     sizes: Sizes,
     names: [&str; N],
 ) -> Result<[BufferId; N], DeclareError> {
@@ -126,14 +129,15 @@ fn slots<const N: usize>(
     Ok(ids)
 }
 
-/// Every expert's weights: a call that computes some of them names all, as ranks have one program.
+/// The weights of the rank's experts.
 fn uses_experts<'p>(
-    mut call: warpweft::model::CallBuilder<'p>,
+    mut call: CallBuilder<'p>,
+    sizes: Sizes,
     model: &Model,
-) -> Result<warpweft::model::CallBuilder<'p>, DeclareError> {
-    for expert in 0..EXPERTS {
+) -> Result<CallBuilder<'p>, DeclareError> {
+    for expert in 0..sizes.own_experts() {
         for name in ["up", "down"] {
-            call = call.uses_dense(model.find(&format!("{expert}.{name}"))?);
+            call = call.uses_dense(model.find(&format!("experts.{expert}.{name}"))?);
         }
     }
     Ok(call)
