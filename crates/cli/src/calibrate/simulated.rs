@@ -59,7 +59,9 @@ impl Subject for Simulated {
 
     fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, MeasureError> {
         let ranks = if experiment.alone { 1 } else { self.ranks };
-        let config = configuration(&self.base, experiment);
+        let mut config = configuration(&self.base, experiment);
+        // All ranks are of one node.
+        config.mesh.dp_replicate = config.mesh.dp_replicate.or(Some(1));
         let costs = costs_of(&config, &self.cluster, ranks)?;
         // Without delays all steps are the second.
         let is_steady = self.cluster.jitter.is_none();

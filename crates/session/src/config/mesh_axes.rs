@@ -83,15 +83,15 @@ impl MeshAxes {
 
     /// How many replicas of a model of so many elements there are where nobody says, if not one.
     pub(super) fn usual_replicas(&self, ranks: u32, elements: u64) -> Option<u32> {
-        let Self { dp_replicate: None, dp_shard: None, cp, tp, ep, .. } = *self else { return None };
+        let Self { dp_replicate: None, dp_shard: None, tp, .. } = *self else { return None };
         let most = ranks.checked_div(tp)?;
-        let fits = |axis: u32, of: u32| of.checked_rem(axis) == Some(0);
         let is_usual = |shards: &u32| {
-            let (of_replica, state) =
-                (shards.checked_mul(tp), elements.saturating_mul(Self::STATE_OF_ELEMENT));
-            let is_small = |of_replica: u32| state / u64::from(of_replica) <= Self::USUAL_STATE;
-            let is_even = fits(*shards, most) && fits(cp, *shards);
-            is_even && of_replica.is_some_and(|of_replica| fits(ep, of_replica) && is_small(of_replica))
+            let is_even = most.checked_rem(*shards) == Some(0);
+            let of_replica = shards.checked_mul(tp).filter(|_| is_even);
+            let state = elements.saturating_mul(Self::STATE_OF_ELEMENT);
+            let is_small =
+                of_replica.is_some_and(|of_replica| state / u64::from(of_replica) <= Self::USUAL_STATE);
+            is_small && Self { dp_replicate: Some(most / shards), ..*self }.of(ranks).is_ok()
         };
         let shards = (Self::USUAL_SHARDS..=most).find(is_usual)?;
         Some(most / shards).filter(|replicas| *replicas > 1)
@@ -130,6 +130,13 @@ mod tests {
         assert_eq!(none.usual_replicas(256, 175_000_000_000), None);
         assert_eq!(small(4096, MeshAxes { tp: 8, ..none }), Some(8));
         assert_eq!(small(1024, MeshAxes { cp: 128, ..none }), Some(8));
+        assert_eq!(small(192, none), Some(3));
+        let of_96 = Levels::new(&[96]).unwrap();
+        assert_eq!(
+            small(192, MeshAxes { levels: Some(of_96), ..none }),
+            Some(2),
+            "which cut blocks of 96 evenly"
+        );
         assert_eq!(small(4096, MeshAxes { dp_replicate: Some(1), ..none }), None);
         assert_eq!(small(4096, MeshAxes { dp_shard: Some(4096), ..none }), None);
         for odd in [MeshAxes { tp: 0, ..none }, MeshAxes { cp: 0, ..none }, MeshAxes { ep: 0, ..none }] {

@@ -238,8 +238,9 @@ impl Config {
         let mut config = self.clone();
         // Experts of a rank are those of one of its expert-parallel group.
         let others = |weight: &WeightSpec| if weight.expert { u64::from(self.mesh.ep) } else { 1 };
+        let trains = |weight: &&WeightSpec| !weight.frozen;
         let elements = |weight: &WeightSpec| (weight.shape.elements() as u64).saturating_mul(others(weight));
-        let elements = model.weights().iter().map(elements).fold(0, u64::saturating_add);
+        let elements = model.weights().iter().filter(trains).map(elements).fold(0, u64::saturating_add);
         if let Some(replicas) = self.mesh.usual_replicas(ranks, elements) {
             config.mesh.dp_replicate = Some(replicas);
             config.set_by("mesh.dp_replicate", "the number of ranks");

@@ -227,7 +227,7 @@ impl Session {
             // A step that failed loses no save.
             let settled = self.settle_for(Asks::ToClose).await;
             let saved = self.finish_save_for(Asks::ToClose).await;
-            let followed = self.saves.followed();
+            let followed = self.saves.followed().await;
             settled.and(saved).and(followed).and(self.end())
         })
     }

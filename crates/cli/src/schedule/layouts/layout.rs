@@ -187,7 +187,13 @@ impl Bench<'_> {
             // Whole MiB, as people write them.
             config.memory.budget = Some(ByteSize::new(((memory - resident) >> 20 << 20).max(1)));
             config.set_by("memory.budget", "the tuner");
-            planned = plan(config)?;
+            planned = plan(config).map_err(|error| match error {
+                SessionError::Plan(PlanError::Budget { needed, .. }) => {
+                    let needed = needed.saturating_add(usize::try_from(resident).unwrap_or(usize::MAX));
+                    Refusal::Unfit(Unfit::Memory { needed, of: "a GPU's memory" })
+                }
+                other => other.into(),
+            })?;
         }
         let needed = planned.arena.bytes();
         match needed as u64 > memory {

@@ -33,7 +33,9 @@ pub(super) struct World {
 pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
     let World { ranks, of_node, of_text, experts } = world;
     let mut meshes = Vec::new();
-    for tp in chosen(ranks, given.tp).into_iter().filter(|tp| *tp <= of_node || given.tp.is_some()) {
+    for tp in
+        chosen(ranks, given.tp).into_iter().filter(|tp| of_node.is_multiple_of(*tp) || given.tp.is_some())
+    {
         let of_context = chosen(ranks / tp, given.cp);
         let holding =
             of_context.into_iter().find(|cp| cp.saturating_mul(tp) >= of_text || given.cp.is_some());
@@ -45,7 +47,9 @@ pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
                 continue;
             }
             let (dp_replicate, of_replica) = (Some(replicas), ranks / replicas);
-            let spread = |ep: &u32| of_replica.is_multiple_of(*ep) && *ep <= of_node || given.ep.is_some();
+            let spread = |ep: &u32| {
+                of_replica.is_multiple_of(*ep) && of_node.is_multiple_of(*ep) || given.ep.is_some()
+            };
             for ep in chosen(experts, given.ep).into_iter().filter(spread) {
                 let (dp_shard, ep_shard) = (Some(dp_shard), given.ep_shard);
                 meshes.push(MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, levels: None });

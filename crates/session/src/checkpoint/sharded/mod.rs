@@ -200,8 +200,8 @@ impl PartFiles {
     /// file system that outlives the host. The process of rank 0 makes it on a thread of its own, also of a save for
     /// which training waited, and no call waits for it but the end of the session. A copy that failed is said in the
     /// log at once and by [`Session::close`](crate::session::Session::close); the checkpoint itself stays whole.
-    /// [`PartFiles::keep_last`] holds for copies too: the checkpoint that is being copied must be among those that
-    /// stay, so keep at least two. A folder that has a checkpoint is refused. An import does not heed it.
+    /// [`PartFiles::keep_last`] holds for copies too, and older checkpoints go once the new one is copied. A folder
+    /// that has a checkpoint is refused, and so is that of the checkpoint itself. An import does not heed it.
     #[must_use]
     pub fn copied_into(self, folder: impl Into<PathBuf>) -> Self {
         Self { copy: Some(folder.into()), ..self }

@@ -225,7 +225,7 @@ impl PartWriter for Save {
             .map_err(|source| CheckpointError::file(&self.folder, FileTask::MakeFolder, source))?;
         if rank == RankId::new(0) {
             if let Some(copy) = &self.copy {
-                copy::begin(copy)?;
+                copy::begin(&self.folder, copy)?;
             }
             self.begin_index()?;
         }
@@ -275,7 +275,8 @@ impl PartWriter for Save {
             // Also one that is taken, by this save itself: a file system may do a thing twice that it did not notice.
             taken_back(&path, &text, reason)
         })?;
-        if let Some(keep) = self.keeps {
+        // What is still to be copied stays until it is.
+        if let Some(keep) = self.keeps.filter(|_| self.copy.is_none()) {
             keep_last::remove_older(&self.folder, keep, &|| state.alive());
         }
         Ok(())
@@ -289,11 +290,13 @@ impl PartWriter for Save {
 
     fn follow(&self) -> Result<(), CheckpointError> {
         let Some(to) = &self.copy else { return Ok(()) };
-        copy::copy(&self.folder, to)?;
+        let copied = copy::copy(&self.folder, to);
         if let Some(keep) = self.keeps {
-            keep_last::remove_older(to, keep, &|| Ok(()));
+            [&self.folder, to]
+                .into_iter()
+                .for_each(|folder| keep_last::remove_older(folder, keep, &|| Ok(())));
         }
-        Ok(())
+        copied
     }
 
     fn keep(&self, _: SaveId, rank: RankId) {

@@ -9,6 +9,7 @@ use crate::checkpoint::ranks::{PartReader, PartWriter};
 use crate::checkpoint::sharded::{Import, Refused, Save};
 use crate::checkpoint::{CheckpointError, PartFiles, SavedParts, Taken};
 use crate::exec::{Command, Refusal};
+use crate::session::dropped::Asks;
 use crate::session::{CompiledHere, Session, SessionError};
 use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::Placement;
@@ -53,6 +54,10 @@ impl Session {
             self.check_exports()?;
             let save = Save::new(files, notes.clone(), self.plans(), self.optimizer_identity.clone());
             let writer: Arc<dyn PartWriter> = Arc::new(save);
+            // Copies are made in the order of their saves.
+            if writer.follows().is_some() {
+                self.finish_save_for(Asks::More).await?;
+            }
             for thread in &self.ranks {
                 thread.handover().part.writer = Some(Arc::clone(&writer));
             }

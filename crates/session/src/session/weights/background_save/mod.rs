@@ -5,7 +5,6 @@
 //! change the state otherwise, or disturb a measurement, has it copied first. One save is under way at a time. What
 //! became of it is said once, by the next call that can: it ends whole, or leaves nothing.
 
-mod following;
 mod spread;
 mod write;
 
@@ -18,7 +17,6 @@ use crate::checkpoint::{CheckpointError, CheckpointStore, PartFiles};
 use crate::exec::{Command, Snapshot};
 use crate::session::dropped::Asks;
 use crate::session::{CompiledHere, Session, SessionError};
-use following::Following;
 use spread::Spread;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::{ProgramId, RankId};
@@ -33,7 +31,7 @@ pub(in crate::session) struct BackgroundSaves {
     most: Option<ByteSize>,
     stage: Option<Stage>,
     /// What follows saves that are whole.
-    following: Option<Following>,
+    following: Option<Writing>,
     /// For plans by which a step took a snapshot: that plan as it was, and with the copies.
     plans: HashMap<ProgramId, (Arc<StepPlan>, Arc<StepPlan>)>,
     /// The plan by which the last step ran, if it took a snapshot.
@@ -73,8 +71,11 @@ impl BackgroundSaves {
     }
 
     /// Waits for what follows saves, and says what of it failed.
-    pub(in crate::session) fn followed(&mut self) -> Result<(), SessionError> {
-        self.following.take().map_or(Ok(()), Following::join)
+    pub(in crate::session) async fn followed(&mut self) -> Result<(), SessionError> {
+        if let Some(following) = &mut self.following {
+            following.over().await;
+        }
+        self.following.take().map_or(Ok(()), |following| following.join().map(drop))
     }
 
     /// Waits for a save under way; of one that is lost, and of one that failed, nobody else gets word.
@@ -108,12 +109,12 @@ impl BackgroundSaves {
             tracing::warn!(%error, "the session was dropped with a save under way");
         }
         // What failed is in the log.
-        let _ = self.followed();
+        let _ = self.following.take().map(Writing::join);
     }
 
     fn follow(&mut self, writer: Option<Arc<dyn PartWriter>>) {
         if let Some(writer) = writer {
-            self.following = Following::start(writer, self.following.take());
+            self.following = Writing::following(writer, self.following.take());
         }
     }
 }

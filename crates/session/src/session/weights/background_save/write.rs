@@ -1,8 +1,9 @@
-//! The thread that writes a snapshot.
+//! The thread that writes a snapshot, and the one that makes a second copy of what was written.
 //!
 //! Law: it has all that it needs and asks no rank. Files are begun, completed, kept and withdrawn as by a save for
 //! which training waits; the thread of a process that has all ranks speaks for all of them. A session that ends joins
-//! it.
+//! it. Nothing else waits for a copy, no step and no save, so processes that have none are not held up; copies are made
+//! one after the other, and the checkpoint stays whatever comes of them.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,35 +55,57 @@ impl Job {
 /// A thread at work.
 pub(super) struct Writing {
     what: String,
-    ended: oneshot::Receiver<Result<(), CheckpointError>>,
-    outcome: Option<Result<(), CheckpointError>>,
+    ended: oneshot::Receiver<Result<(), SessionError>>,
+    outcome: Option<Result<(), SessionError>>,
     /// What wrote the parts, and knows what follows.
     writer: Option<Arc<dyn PartWriter>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writing {
-    /// Starts the thread; if the system gives none, the work is done here.
+    /// Starts the thread of a save.
     pub(super) fn start(job: Job, save: SaveId, snapshots: Vec<Snapshot>) -> Self {
         let what = job.what().to_owned();
         let writer = match &job {
             Job::Parts { writer, .. } => Some(Arc::clone(writer)),
             Job::Whole { .. } => None,
         };
+        let named = what.clone();
+        let work = move || guarded(|| job.run(save, snapshots)).map_err(|error| failed(&named, error));
+        Self { writer, ..Self::doing(what, work) }
+    }
+
+    /// Starts the thread of what follows a save, a second copy, which waits for the one `before`. Without one that is
+    /// what goes on. One that fails is said in the log at once.
+    pub(super) fn following(writer: Arc<dyn PartWriter>, before: Option<Self>) -> Option<Self> {
+        let Some(what) = writer.follows() else { return before };
+        let named = what.clone();
+        let work = move || {
+            let earlier = before.map_or(Ok(()), |before| before.join().map(drop));
+            let own = guarded(|| writer.follow()).map_err(|error| failed(&named, error));
+            if let Err(error) = &own {
+                tracing::warn!(%error, "the checkpoint has no second copy");
+            }
+            earlier.and(own)
+        };
+        Some(Self::doing(what, work))
+    }
+
+    /// Starts a thread; if the system gives none, the work is done here.
+    fn doing(what: String, work: impl FnOnce() -> Result<(), SessionError> + Send + 'static) -> Self {
         let (told, ended) = oneshot::channel();
-        let work = Arc::new(std::sync::Mutex::new(Some((job, snapshots, told))));
-        let shared = Arc::clone(&work);
+        let work = Arc::new(std::sync::Mutex::new(Some((work, told))));
         let body = move || {
-            let taken = shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-            if let Some((job, snapshots, told)) = taken {
-                let _ = told.send(guarded(|| job.run(save, snapshots)));
+            let taken = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            if let Some((work, told)) = taken {
+                let _ = told.send(work());
             }
         };
         let thread = std::thread::Builder::new().name("warpweft save".to_owned()).spawn(body.clone());
         if thread.is_err() {
             body();
         }
-        Self { what, ended, outcome: None, writer, thread: thread.ok() }
+        Self { what, ended, outcome: None, writer: None, thread: thread.ok() }
     }
 
     /// Has it ended?
@@ -94,7 +117,7 @@ impl Writing {
     pub(super) async fn over(&mut self) {
         if self.outcome.is_none() {
             let ended = (&mut self.ended).await;
-            self.outcome = Some(ended.unwrap_or_else(|_| Err(CheckpointError::other("its thread ended"))));
+            self.outcome = Some(ended.unwrap_or_else(|_| Err(unheard(&self.what))));
         }
     }
 
@@ -103,14 +126,17 @@ impl Writing {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let ended =
-            || self.ended.try_recv().unwrap_or_else(|_| Err(CheckpointError::other("its thread ended")));
-        let outcome = self.outcome.take().unwrap_or_else(ended);
-        outcome.map(|()| self.writer).map_err(|source| {
-            let (what, source) = (self.what, Box::new(source));
-            SessionError::BackgroundSave { what, source, now: None }
-        })
+        let heard = self.outcome.take().or_else(|| self.ended.try_recv().ok());
+        heard.unwrap_or_else(|| Err(unheard(&self.what))).map(|()| self.writer)
     }
+}
+
+fn failed(what: &str, source: CheckpointError) -> SessionError {
+    SessionError::BackgroundSave { what: what.to_owned(), source: Box::new(source), now: None }
+}
+
+fn unheard(what: &str) -> SessionError {
+    failed(what, CheckpointError::other("its thread ended"))
 }
 
 /// Turns a panic, such as of a store, into an error that keeps its words.
