@@ -11,6 +11,7 @@ mod inspect;
 mod interrupts;
 mod quantize;
 mod schedule;
+mod tune;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
@@ -23,7 +24,8 @@ pub use self::interrupts::Interrupts;
 use self::calibrate::Calibrate;
 use self::inspect::Inspect;
 use self::quantize::Quantize;
-use self::schedule::{Plan, Simulate, Trace, Tune};
+use self::schedule::{Plan, Simulate, Trace};
+use self::tune::Tune;
 use super::{MeasureError, ToolError, describe_formats};
 
 /// Quantizes checkpoints into the formats that warpweft trains in, bit for bit; plans and simulates training

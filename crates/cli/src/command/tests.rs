@@ -1,7 +1,8 @@
 //! Command lines that are accepted, and command lines that are refused.
 
 use super::quantize::EXAMPLES;
-use super::schedule::{PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES};
+use super::schedule::{PLAN_EXAMPLES, SIMULATE_EXAMPLES};
+use super::tune::TUNE_EXAMPLES;
 use super::*;
 use crate::formats;
 

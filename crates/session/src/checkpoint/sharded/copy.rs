@@ -8,20 +8,17 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use super::PIECE;
 use super::index::{self, Index};
-use super::save::{UNSETTLED, taken};
+use super::{PIECE, UNSETTLED, folder};
 use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::RankId;
-use warpweft_base::whole_file::{WholeFile, make_folder, regular};
+use warpweft_base::whole_file::{WholeFile, regular};
 
 /// Makes the folder of a copy, which is another one than the checkpoint's, and has no checkpoint yet.
 pub(super) fn begin(from: &Path, to: &Path) -> Result<(), CheckpointError> {
-    if Index::is_there(to) {
-        return Err(taken(&Index::path(to)));
-    }
-    make_folder(to).map_err(|source| CheckpointError::file(to, FileTask::MakeFolder, source))?;
+    folder::check_free(to)?;
+    folder::make(to)?;
     match (from.canonicalize(), to.canonicalize()) {
         (Ok(from), Ok(to)) if from == to => Err(CheckpointError::other(format!(
             "{} is the folder of the checkpoint and of its second copy; name another one for the copy",
@@ -55,7 +52,7 @@ fn index_file(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     let text = regular::read(&source, index::MOST_BYTES)
         .map_err(|error| CheckpointError::file(&source, FileTask::Read, error))?;
     WholeFile::write_as(&target, &text, false).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => taken(&target),
+        io::ErrorKind::AlreadyExists => folder::taken(&target),
         _ => CheckpointError::file(&target, FileTask::Write, error),
     })
 }

@@ -33,9 +33,11 @@
 //! | `killed_saves` | what a save left that was killed |
 //! | `keep_last` | older checkpoints of a run |
 //! | `copy` | a second copy of a checkpoint |
+//! | `folder` | where saves and copies may go |
 
 mod block_digests;
 mod copy;
+mod folder;
 mod import;
 mod index;
 mod indexed_cut;
@@ -59,6 +61,9 @@ pub(crate) use save::Save;
 
 /// Bytes that are written at once.
 const PIECE: usize = 16 << 20;
+
+/// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
+const UNSETTLED: usize = 16 * PIECE;
 
 /// A checkpoint in a folder, in one file for each rank that saved it, and an index.
 ///

@@ -18,8 +18,8 @@ use safetensors::tensor::Dtype;
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::indexed_cut::{IndexedCut, IndexedExpert};
 use super::read_part::Part;
-use super::{PIECE, PartFiles, block_digests, write_part};
-use super::{copy, keep_last, killed_saves};
+use super::{PIECE, PartFiles, UNSETTLED, block_digests, write_part};
+use super::{copy, folder, keep_last, killed_saves};
 use crate::checkpoint::ranks::{PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
 use crate::checkpoint::safetensors::tensor::Tensor;
@@ -27,12 +27,9 @@ use crate::checkpoint::{CheckpointError, FileTask, OptimizerIdentity, StatePart,
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
-use warpweft_base::whole_file::{Held, WholeFile, make_folder, regular, remove};
+use warpweft_base::whole_file::{Held, WholeFile, regular, remove};
 use warpweft_plan::layout::Weights;
 use warpweft_plan::plan::{StepPlan, carried};
-
-/// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
-pub(super) const UNSETTLED: usize = 16 * PIECE;
 
 /// One save.
 #[derive(Debug)]
@@ -207,10 +204,7 @@ pub(super) fn scale_group(weights: &Weights, weight: WeightId) -> Option<String>
 
 impl PartWriter for Save {
     fn begin(&self, rank: RankId) -> Result<u64, CheckpointError> {
-        let path = Index::path(&self.folder);
-        if Index::is_there(&self.folder) {
-            return Err(taken(&path));
-        }
+        folder::check_free(&self.folder)?;
         let mut unnumbered = [Some(&self.folder), self.copy.as_ref()].into_iter().flatten();
         if let Some(folder) =
             unnumbered.find(|folder| self.keeps.is_some() && !keep_last::is_numbered(folder))
@@ -221,8 +215,7 @@ impl PartWriter for Save {
                 shown_path(folder)
             )));
         }
-        make_folder(&self.folder)
-            .map_err(|source| CheckpointError::file(&self.folder, FileTask::MakeFolder, source))?;
+        folder::make(&self.folder)?;
         if rank == RankId::new(0) {
             if let Some(copy) = &self.copy {
                 copy::begin(&self.folder, copy)?;
@@ -271,7 +264,7 @@ impl PartWriter for Save {
         };
         put().map_err(|source| {
             let is_taken = source.kind() == io::ErrorKind::AlreadyExists;
-            let reason = if is_taken { taken(&path) } else { failed(&path, source) };
+            let reason = if is_taken { folder::taken(&path) } else { failed(&path, source) };
             // Also one that is taken, by this save itself: a file system may do a thing twice that it did not notice.
             taken_back(&path, &text, reason)
         })?;
@@ -340,18 +333,6 @@ fn taken_back(index: &Path, text: &[u8], reason: CheckpointError) -> CheckpointE
             removal: Arc::new(error),
         },
     }
-}
-
-/// What is said of a folder that has a checkpoint.
-pub(super) fn taken(index: &Path) -> CheckpointError {
-    let is_empty = std::fs::symlink_metadata(index).is_ok_and(|about| about.is_file() && about.len() == 0);
-    let reason = if is_empty {
-        index::EMPTY
-    } else {
-        "its folder holds a checkpoint, and no save replaces one; name another folder, such as one for \
-         each step, and remove those you do not need"
-    };
-    CheckpointError::Taken { path: index.to_owned(), reason: reason.to_owned() }
 }
 
 fn failed(path: &Path, source: io::Error) -> CheckpointError {
