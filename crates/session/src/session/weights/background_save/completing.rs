@@ -1,7 +1,7 @@
 //! The end of a save that several processes write.
 //!
-//! Law: processes tell each other in their steps that their parts are written, and between two steps the ranks of all of
-//! them make a checkpoint of these, or withdraw them (CK-2).
+//! Law: processes tell each other in their steps that their parts are written, and between two steps the ranks of all
+//! of them make a checkpoint of these, or withdraw them (CK-2).
 
 use super::{Session, SessionError, Stage};
 use crate::exec::Command;
