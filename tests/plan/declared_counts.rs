@@ -95,6 +95,10 @@ fn whoever_reads_rows_reads_their_counts_as_the_dispatch_left_them() {
     assert!(says.contains("which no dispatch before it has brought and left so"), "{says}");
     program.collective("back", Phase::Forward, dispatch.back(other, last)).unwrap();
     program.call("look", Phase::Forward).reads(other).reads(taken).add().unwrap();
+    // Whose capacity would these be compared with?
+    let says = said(program.call("next layer", Phase::Forward).writes(given).add());
+    assert!(says.contains("writes counts `given`, by which dispatch `dispatch` went before it"), "{says}");
+    assert!(says.contains("declare counts of its own for each dispatch"), "{says}");
     program.call("count anew", Phase::Forward).writes(taken).add().unwrap();
     let says = said(program.call("late", Phase::Forward).reads(other).reads(taken).add());
     assert!(says.contains("write neither in between"), "{says}");

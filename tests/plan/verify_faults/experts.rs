@@ -145,11 +145,29 @@ fn an_expert_is_divided_as_any_weight_and_is_in_the_norm_once() {
 #[test]
 fn experts_without_numbers_and_tokens_that_reach_them_several_times_are_refused() {
     let error = |program: &StepProgram, mesh: Mesh| StepPlan::build(program, &policy(), mesh).unwrap_err();
-    for names in [&["experts.w"][..], &["experts.0.w", "experts.2.w"], &["experts.1.w"]] {
+    for names in [
+        &["experts.w"][..],
+        &["experts.0.w", "experts.2.w"],
+        &["experts.1.w"],
+        &["layers.0.moe.w", "layers.1.moe.w"],
+    ] {
         let found = error(&experts(names, None), mesh((4, 1, 2, 2)));
         assert!(matches!(&found, PlanError::ExpertParallel { ep: 2, .. }), "{found}");
         assert!(found.to_string().contains("no number of its own"), "{found}");
     }
+    let twice = program(|built| {
+        let mut model = Model::builder();
+        let [expert, dense] =
+            ["experts.0.w", "experts.1.w"].map(|name| model.sharded(name, 64, 32, Format::Bf16).unwrap());
+        model.expert_parallel(expert).unwrap();
+        *built = model.build();
+        vec![expert, dense]
+    });
+    let found = error(&twice, mesh((4, 1, 2, 2))).to_string();
+    assert!(
+        found.contains("would be `experts.1.w` on some ranks") && found.contains("rename one of them"),
+        "{found}"
+    );
     let cut = Mesh::of(8, 1, 2, None).and_then(|mesh| mesh.with_experts(4, None)).unwrap();
     let alike = error(&experts(NAMES, Some(TensorParallel::AlikeTokens)), cut);
     assert!(alike.to_string().contains("TensorParallel::SplitTokens"), "{alike}");

@@ -1,6 +1,6 @@
 //! The number of an expert in the name of its weight.
 //!
-//! Law: a model declares the experts of one rank, numbered from 0 by the last number between the dots of a name; the
+//! Law: a model declares the experts of one rank, numbered from 0 by the part of a name after `experts` or `expert`; the
 //! rank at place e of an expert-parallel group has those from e times as many on. So every expert of a layer has one
 //! name, whatever the mesh, and on a mesh without expert parallelism the name that was declared.
 
@@ -29,14 +29,14 @@ pub struct ExpertNumber {
 impl ExpertNumber {
     /// The number in a name, of one expert alone; `None` if there is none.
     pub(super) fn in_name(name: &str) -> Option<Self> {
-        let mut end = name.len();
-        for part in name.rsplit('.') {
-            let begin = end - part.len();
+        let (mut begin, mut before) = (0, "");
+        for part in name.split('.') {
             // No other number is written so.
-            if let Some(number) = part.parse::<u32>().ok().filter(|number| number.to_string() == part) {
-                return Some(Self { begin, end, number, of_rank: 1 });
+            let number = part.parse::<u32>().ok().filter(|number| number.to_string() == part);
+            if let Some(number) = number.filter(|_| matches!(before, "experts" | "expert")) {
+                return Some(Self { begin, end: begin + part.len(), number, of_rank: 1 });
             }
-            end = begin.saturating_sub(1);
+            (begin, before) = (begin + part.len() + 1, part);
         }
         None
     }
@@ -149,11 +149,13 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_an_expert_is_the_last_that_stands_between_dots() {
+    fn the_number_of_an_expert_is_the_one_after_experts() {
         let number = |name| ExpertNumber::in_name(name).map(|found| found.number);
         assert_eq!(number("layers.3.experts.12.w1"), Some(12));
         assert_eq!(number("experts.7"), Some(7));
-        assert_eq!(number("3.w1"), Some(3));
+        assert_eq!(number("layers.3.expert.2.4"), Some(2));
+        // Else a layer's number would be taken for it.
+        assert_eq!((number("layers.3.moe.w1"), number("3.w1")), (None, None));
         assert_eq!((number("experts.w1"), number("experts.07.w"), number("")), (None, None, None));
     }
 }

@@ -10,7 +10,9 @@ use crate::model::{StepProgram, WeightSpec};
 
 pub(super) fn check_model(program: &StepProgram, weights: &Weights) -> Result<(), PlanError> {
     let specs = program.model().weights();
-    let differing = specs.iter().zip(&weights.layouts).find_map(|(spec, layout)| difference(spec, layout));
+    let has_experts = weights.mesh.has_experts();
+    let differs = |(spec, layout)| difference(spec, layout, has_experts);
+    let differing = specs.iter().zip(&weights.layouts).find_map(differs);
     let difference = differing.or_else(|| match specs.len().cmp(&weights.layouts.len()) {
         Ordering::Equal => None,
         Ordering::Less => Some(format!("it has no `{}`", weights.layouts[specs.len()].name)),
@@ -20,8 +22,8 @@ pub(super) fn check_model(program: &StepProgram, weights: &Weights) -> Result<()
     difference.map_or(Ok(()), |difference| Err(other(difference)))
 }
 
-/// In what a weight of a program is not the session's of that number.
-fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
+/// In what a weight of a program is not the session's of that number, on a mesh where experts have axes or have none.
+fn difference(spec: &WeightSpec, layout: &WeightLayout, has_experts: bool) -> Option<String> {
     // Taken apart, so that what is declared anew is compared as well.
     let WeightSpec {
         name,
@@ -53,7 +55,7 @@ fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
         ("reuse", *reuse != layout.reuse),
         ("parameter group", *parameters != layout.parameters),
         ("choice whether it is frozen", *frozen != layout.frozen),
-        ("expert parallelism", layout.shard.expert.is_some() && !expert),
+        ("expert parallelism", layout.shard.expert.is_some() != (*expert && has_experts)),
         ("scale group", *scale_group != layout.scale_group),
         (
             "tensor parallelism",

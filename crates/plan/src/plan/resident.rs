@@ -4,8 +4,8 @@
 //! address in every program of a session; staging and carried buffers follow, each program's in
 //! its own place. Carried buffers of one name are one buffer.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashSet};
 
 use super::PlanError;
 use crate::layout::{Content, MAX_ARENA, Region, Residency, Slot, WeightLayout, Weights, aligned};
@@ -241,13 +241,25 @@ fn check_expert_parallel(weights: &Weights) -> Result<(), PlanError> {
         }
         let is_unnumbered = layout.shard.expert > Some(1) && layout.expert.is_none();
         is_unnumbered.then_some(
-            "has no number of its own among the experts of a rank; let the last number between dots in its name count these from 0, as `experts.0.w1` and `experts.1.w1`",
+            "has no number of its own among the experts of a rank; let the part of its name after `experts` count these from 0, as `layers.3.experts.0.w1` and `layers.3.experts.1.w1`",
         )
     };
     for layout in &weights.layouts {
         let Some(ep) = layout.shard.expert else { continue };
         if let Some(problem) = problem(layout) {
             let problem = problem.to_owned();
+            return Err(PlanError::ExpertParallel { weight: layout.name.clone(), ep, problem });
+        }
+    }
+    let mut names = HashSet::new();
+    for (weight, place) in weights.in_files() {
+        let (layout, name) = (weights.layout(weight), weights.layout(weight).name_at(place).into_owned());
+        if let (false, Some(ep)) =
+            (names.insert(name.clone()), weights.layouts.iter().find_map(|of| of.shard.expert))
+        {
+            let problem = format!(
+                "would be `{name}` on some ranks, and so is another weight called; rename one of them"
+            );
             return Err(PlanError::ExpertParallel { weight: layout.name.clone(), ep, problem });
         }
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::builder::ProgramBuilder;
 use super::call::{Call, Form, Gradient, Phase, Reuse, Use};
-use super::call_counts::{check_counts, check_readers_of_rows};
+use super::call_counts::{check_counts, check_readers_of_rows, check_writers_of_counts};
 use super::cost::CostHint;
 use crate::model::weight::{check_name, names};
 use crate::model::{Access, BufferAccess, BufferSpec, Collective, DeclareError, Placement, WeightSpec};
@@ -224,6 +224,7 @@ impl CallBuilder<'_> {
             check_counts(&call.name, collective, &program.calls, &program.buffers)?;
         }
         check_readers_of_rows(&call, &program.calls, &program.buffers)?;
+        check_writers_of_counts(&call, &program.calls, &program.buffers)?;
         program.call_names.push(&call.name);
         program.calls.push(call);
         Ok(CallId::at(program.calls.len() - 1))

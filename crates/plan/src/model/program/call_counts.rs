@@ -87,6 +87,33 @@ fn check_follower(
     })
 }
 
+/// Counts that a dispatch goes by are its own for the step: they are compared with its capacity as soon as they are
+/// written, whichever call writes them.
+pub(super) fn check_writers_of_counts(
+    call: &Call,
+    calls: &[Call],
+    buffers: &[BufferSpec],
+) -> Result<(), DeclareError> {
+    for access in call.buffers.iter().filter(|access| access.access.writes()) {
+        let goes_by = |earlier: &&Call| {
+            let counts = earlier.collective.and_then(|collective| collective.counts);
+            counts.is_some_and(|counts| !counts.known && counts.given == access.buffer)
+        };
+        if let Some(dispatch) = calls.iter().find(goes_by) {
+            let counts = &buffers[access.buffer.index()].name;
+            return Err(DeclareError::Counts {
+                call: call.name.clone(),
+                problem: format!(
+                    "writes counts `{counts}`, by which dispatch `{}` went before it",
+                    dispatch.name
+                ),
+                advice: "declare counts of its own for each dispatch",
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Whoever reads rows that came with counts reads these too; a collective goes by them.
 pub(super) fn check_readers_of_rows(
     call: &Call,
