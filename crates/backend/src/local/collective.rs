@@ -12,6 +12,7 @@
 use super::Refusal;
 use super::binder::Binder;
 use super::filled::Filled;
+use super::slices::Slices;
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{ElementType, PlaneSpec, Shape};
 use warpweft_plan::layout::{PlaneRegions, Region};
@@ -93,32 +94,6 @@ pub struct Scatter {
     pub source: Region,
     /// From this rank's slice to its f32 sum.
     pub own: Move,
-}
-
-/// One gradient of an exchange, or one buffer. Ranks are numbered in their group.
-#[derive(Clone, Copy, Debug)]
-pub struct Slices {
-    /// The rank's slices for all, in rank order; the same place in every arena.
-    pub source: Region,
-    /// The others' slices for the rank, in rank order; the same place in every arena.
-    pub received: Region,
-    /// Whether the rank's own slice has a place among them.
-    pub with_own: bool,
-    /// Bytes of a slice.
-    pub bytes: usize,
-}
-
-impl Slices {
-    /// Where in its arena any rank has what it gives to `taker`.
-    pub const fn given(&self, taker: usize) -> usize {
-        self.source.offset + self.bytes * taker
-    }
-
-    /// Where in the arena of `taker` the slice of `giver` lands, which is another rank unless own slices have a place.
-    pub const fn received_at(&self, giver: usize, taker: usize) -> usize {
-        let place = if self.with_own || giver < taker { giver } else { giver - 1 };
-        self.received.offset + self.bytes * place
-    }
 }
 
 #[derive(Clone, Copy, Debug)]

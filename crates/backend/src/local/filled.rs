@@ -6,7 +6,7 @@
 
 use super::Refusal;
 use super::binder::Binder;
-use super::collective::Slices;
+use super::slices::Slices;
 use crate::ClosureFault;
 use warpweft_base::id::CallId;
 use warpweft_plan::layout::Region;

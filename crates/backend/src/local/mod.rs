@@ -17,11 +17,12 @@ mod optimizer;
 mod planes;
 mod quantize;
 mod resolve;
+mod slices;
 
 pub use assemble::Assemble;
 pub use assemble::Spread;
 pub use collective::Scatter;
-pub use collective::{Collective, Combination, Move, PlanePiece, Pull, Slices};
+pub use collective::{Collective, Combination, Move, PlanePiece, Pull};
 pub use custom_optimizer::CustomOptimizer;
 pub use delayed::{DelayedScale, RecordAmax};
 pub use filled::{Filled, WrittenCounts};
@@ -30,6 +31,7 @@ pub use optimizer::{Adam, Cast, Largest, Master, State};
 pub use planes::{Dequantize, Transpose};
 pub use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
 pub use resolve::{ComputeCall, LocalOp, resolve};
+pub use slices::Slices;
 
 /// Why an op cannot be made local.
 type Refusal = String;

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::expert::ExpertNumber;
+use super::expert_number::ExpertNumber;
 use super::region::{Region, aligned};
 use crate::model::{ParameterGroup, Placement, Reuse, ShardLayout};
 use warpweft_base::id::{BucketId, GroupId};

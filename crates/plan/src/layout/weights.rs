@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::expert::ExpertNumber;
+use super::expert_number::ExpertNumber;
 use super::state::{Delayed, StateLayout};
 use super::weight::WeightLayout;
 use crate::model::{Group, Mesh, Placement, ShardLayout, WeightSpec};
