@@ -12,7 +12,7 @@ use warpweft_plan::policy::ReduceDtype;
 use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles};
 use warpweft_session::config::Config;
 use warpweft_session::session::{Session, SessionBuilder, block_on};
-use warpweft_testing::trainer::initial;
+use warpweft_testing::trainer::{Trainer, initial, within_a_minute};
 
 use super::parts::{notes, replicated, without_planes};
 
@@ -224,4 +224,26 @@ fn a_weight_of_an_expert_is_taken_by_its_name_in_files() {
         let taken = if found.name == "layers.7.experts.2.w2" { there } else { begun };
         assert!(found.master == taken.master, "{}", found.name);
     }
+}
+
+/// Of a frozen weight a file has a digest, which no rank can take of an expert that others have.
+#[test]
+fn an_expert_that_was_frozen_is_refused_where_ranks_have_others_in_its_place() {
+    let rules = "[[weights]]\nmatch = 'layer1'\nfrozen = true";
+    let freezing =
+        Config { weights: Config::from_toml_str(rules, "rules").unwrap().weights, ..replicated(1) };
+    let trainer = Trainer::refined(2, Format::NVFP4_2D, &freezing);
+    let digest = within_a_minute(async move {
+        let session = trainer.start(freezing, 1).await.unwrap().export().await.unwrap();
+        session.weights.iter().find_map(|state| state.frozen).unwrap()
+    });
+    let mut whole = exported(&mut start(MESHES[0], FORMATS[1]));
+    let expert = whole.weights.iter_mut().find(|state| state.name == "layers.7.experts.1.w1").unwrap();
+    (expert.frozen, expert.master, expert.states) = (Some(digest), Vec::new(), Vec::new());
+    let mut session = start(MESHES[5], FORMATS[1]);
+    let begun = exported(&mut session);
+    let error = block_on(session.import(&whole)).unwrap_err().to_string();
+    assert!(error.contains("`layers.7.experts.1.w1` was frozen in the checkpoint"), "{error}");
+    assert!(error.contains("import it without mesh.ep"), "{error}");
+    assert!(exported(&mut session) == begun);
 }

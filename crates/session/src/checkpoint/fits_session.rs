@@ -192,6 +192,13 @@ impl Claims<'_> {
                 layout.shard.whole()
             ));
         }
+        if claim.frozen && layout.shard.expert.is_some() {
+            return Err(format!(
+                "`{name}` was frozen in the checkpoint, which has a digest of it, and is here an expert of which other \
+                 ranks have others; import it without mesh.ep and mesh.ep_shard and save it anew, or leave it out by \
+                 `Session::import_weights`"
+            ));
+        }
         // One that was frozen and trains here begins without moments.
         let is_other = claim.lists != lists && !layout.frozen && !claim.frozen;
         if is_other && claim.lists > 0 {

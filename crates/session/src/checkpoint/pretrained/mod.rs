@@ -285,6 +285,10 @@ impl PretrainedFiles {
     > {
         let mut tensors = HashMap::new();
         for spec in model.weights() {
+            // An expert brings all others of its layer.
+            if tensors.contains_key(&spec.name) {
+                continue;
+            }
             let Some(tensor) = tensor_of(&spec.name) else { continue };
             self.check(&tensor, spec.shape).map_err(|error| of_weight(&spec.name, error))?;
             tensors.insert(spec.name.clone(), tensor);
