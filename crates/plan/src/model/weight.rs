@@ -389,9 +389,9 @@ impl ModelBuilder {
     /// expert-parallel group has other experts; without, a model runs as if nothing was said.
     ///
     /// A model declares the experts of one rank. The number after `experts` or `expert` in a weight's name is that of
-    /// its expert among these, as 2 in `layers.0.experts.2.w1`. Where a rank has n of them, expert k of the rank at place e of its group is
-    /// expert `e · n + k` of the layer: initializers and files know its weight by that number, as
-    /// `layers.0.experts.14.w1` at place 3 of 4 experts each.
+    /// its expert among these, as 2 in `layers.0.experts.2.w1`. Where a rank has n of them, expert k of the rank at
+    /// place e of its group is expert `e · n + k` of the layer: initializers and files know its weight by that number,
+    /// as `layers.0.experts.14.w1` at place 3 of 4 experts each.
     ///
     /// # Errors
     /// As [`Model::weight`].
