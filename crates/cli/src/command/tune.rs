@@ -3,12 +3,12 @@
 //! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use warpweft_plan::model::Mesh;
 
 use super::super::{LayoutOptions, MeasureError, MeshChoice, Outputs, TuneOptions, rank_layouts, tune_model};
+use super::Interrupts;
 use super::schedule::ModelArguments;
 
 /// Finds the prefetch policy that is fastest on a machine, within a budget of memory
@@ -67,7 +67,7 @@ pub(super) struct Tune {
 }
 
 impl Tune {
-    pub(super) fn run(self, stop: &AtomicBool) -> Result<String, MeasureError> {
+    pub(super) fn run(self, interrupts: &Interrupts) -> Result<String, MeasureError> {
         let axis = |choice: &MeshChoice| if let MeshChoice::Axis(axis) = choice { Some(*axis) } else { None };
         let is_open = self.mesh.contains(&MeshChoice::Auto);
         let options = TuneOptions {
@@ -78,7 +78,7 @@ impl Tune {
         };
         let Self { rank_tokens, json, .. } = self;
         match is_open {
-            true => rank_layouts(&LayoutOptions { tune: options, rank_tokens, json }, stop),
+            true => rank_layouts(&LayoutOptions { tune: options, rank_tokens, json }, interrupts.watch()),
             false if json || rank_tokens.is_some() => Err(MeasureError::NotLayouts),
             false => tune_model(&options),
         }

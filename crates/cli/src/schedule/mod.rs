@@ -12,7 +12,7 @@
 //! | `outputs` | files that are written, and when they may be replaced |
 //! | `shown` | a trace summed up, and which part of it is drawn |
 //! | `tune` | a sweep of policies, and the tuner on a simulated machine |
-//! | `layouts` | the meshes of so many ranks, the fastest first |
+//! | `layouts` | the meshes of a number of ranks, the fastest first |
 
 mod layouts;
 mod mesh_axis;

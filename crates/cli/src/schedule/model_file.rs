@@ -44,7 +44,7 @@ impl ModelFile {
         }
     }
 
-    /// The fewest ranks that hold a text together, each with so many of its tokens.
+    /// The fewest ranks that hold a text together, with `tokens` of it each.
     pub(super) fn ranks_of_text(&self, tokens: usize) -> u32 {
         match self {
             Self::Sizes(decoder, _) => {
@@ -70,7 +70,7 @@ impl ModelFile {
         matches!(self, Self::Calls(_))
     }
 
-    /// The same for so many ranks that share texts, each with so many tokens; texts are as long as before.
+    /// The same for `ranks` ranks that share texts, with `tokens` tokens each; texts are as long as before.
     pub(super) fn shared_by(&self, ranks: u32, tokens: usize) -> Self {
         match self {
             Self::Sizes(decoder, path) => {

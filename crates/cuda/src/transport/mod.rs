@@ -58,7 +58,7 @@ use crate::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
 use crate::options::Transport;
 use crate::world::HostMeeting;
 use crate::world::team::Team;
-use warpweft_backend::local::{Collective, Combination, Filled, Move, PlanePiece, Pull, Scatter, Slices};
+use warpweft_backend::local::{Collective, Combination, Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::model::Group;
@@ -292,7 +292,6 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Peer, Pull::Concatenate(part)) => peer::concatenate(view, *part),
         (Transport::Peer, Pull::ExchangeGradient(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllToAll(slices)) => with_own(view, *slices, peer::exchange),
-        (Transport::Peer, Pull::Filled(filled)) => all_rows(view, filled, peer::exchange),
         // With several ranks the library sums, or it is refused before its stages are requested.
         (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
@@ -301,7 +300,8 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::ExchangeGradient(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, *slices, nccl::exchange),
-        (Transport::Nccl, Pull::Filled(filled)) => all_rows(view, filled, nccl::exchange),
+        // Refused before its stages are requested.
+        (_, Pull::Filled(_)) => Vec::new(),
         (_, Pull::SumSlices(element, part)) => combine::sum_slices(view, transport, *element, *part),
         (_, Pull::AllReduce(combination, division, moves)) => {
             combine::all_reduce(view, transport, *combination, *division, moves)
@@ -321,18 +321,6 @@ fn with_own(view: &View<'_>, slices: Slices, exchange: fn(&View<'_>, &[Slices]) 
     let (from, to) = (own.plus(slices.given(rank)), own.plus(slices.received_at(rank, rank)));
     let mut stages = vec![Stage::Place(vec![CopyOperand { from, to, bytes: slices.bytes }])];
     stages.extend(exchange(view, &[slices]));
-    stages
-}
-
-/// The capacity of rows that come with counts, and these before them.
-fn all_rows(
-    view: &View<'_>,
-    filled: &Filled,
-    exchange: fn(&View<'_>, &[Slices]) -> Vec<Stage>,
-) -> Vec<Stage> {
-    let counts = filled.counts().into_iter().flat_map(|counts| with_own(view, counts, exchange));
-    let mut stages: Vec<Stage> = counts.collect();
-    stages.extend(with_own(view, filled.slices, exchange));
     stages
 }
 

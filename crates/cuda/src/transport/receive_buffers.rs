@@ -90,9 +90,9 @@ pub(crate) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     let all = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
     match pull {
         Pull::Gather(_) | Pull::Chunk(_) | Pull::Concatenate(_) | Pull::ReduceScatter(..) => 0,
+        // No GPU carries it out yet.
+        Pull::Filled(_) => 0,
         Pull::AllToAll(slices) => each(slices.bytes, relayed(hosts)),
-        // Counts have gone when rows come, so these wait where those did.
-        Pull::Filled(filled) => each(filled.slices.bytes.max(filled.given.bytes), relayed(hosts)),
         Pull::SumSlices(_, part) => slices(*part, hosts).saturating_add(each(part.to.bytes, relayed(hosts))),
         Pull::ExchangeGradient(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
         Pull::AllReduce(_, division, moves) if division.is_in_slices() => {

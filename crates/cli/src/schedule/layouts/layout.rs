@@ -64,7 +64,7 @@ pub(super) struct Simulated {
 
 /// Why a layout is out.
 pub(super) enum Unfit {
-    /// An arena of so many bytes that no GPU holds, or transient bytes over the budget that was given.
+    /// More bytes of arena than a GPU has, or more transient ones than the budget.
     Memory { needed: usize, of: &'static str },
     /// It cannot be declared or planned.
     Refused(String),
@@ -177,7 +177,7 @@ impl Bench<'_> {
         declared(&file, config.clone(), self.ranks)
     }
 
-    /// The plan, if so many bytes hold it; with a budget, if there is none and they do not by themselves.
+    /// The plan within `memory` bytes: by itself, or with a budget of what resident bytes leave.
     fn fitting(&self, config: &mut Config, memory: u64) -> Result<Arc<StepPlan>, Refusal> {
         let program = self.declare(config)?.program;
         let plan = |config: &Config| plan_program_on(&program, config, self.cluster, self.ranks);

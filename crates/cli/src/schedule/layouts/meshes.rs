@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn axes_that_were_given_stay() {
         let tp = of(WORLD, Given { tp: Some(8), ..Given::default() });
-        assert_eq!(tp, [(1, 2, 1, 8), (2, 1, 1, 8)], "also beyond a node, where it was asked for");
+        assert_eq!(tp, [(1, 2, 1, 8), (2, 1, 1, 8)], "also beyond a node, since it was given");
         let all =
             Given { tp: Some(2), cp: Some(2), dp_shard: Some(2), dp_replicate: Some(2), ..Given::default() };
         assert_eq!(of(WORLD, all), [(2, 2, 2, 2)]);
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(
             of(8, Given { dp_shard: Some(16), ep: Some(8), ..one }),
             [8],
-            "beyond a node where it was asked for"
+            "beyond a node, since it was given"
         );
     }
 

@@ -1,4 +1,4 @@
-//! `warpweft tune --mesh auto`: the layouts of a model on so many ranks, the fastest first.
+//! `warpweft tune --mesh auto`: the layouts of a model on a number of ranks, the fastest first.
 //!
 //! Law: every rank of every layout has as many tokens, so the shorter step is the better one. Every layout that is
 //! shown was simulated by the plan that a session would run, and fits the memory of a GPU: one that does not by itself
