@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::subscriber::NoSubscriber;
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber, dispatcher};
 
 /// What one event or span says: its level, its target or name, and its fields in words. A message is the
 /// field `message`.
@@ -66,4 +67,15 @@ impl Subscriber for Heard {
 #[must_use]
 pub fn field<'s>(said: &'s Said, name: &str) -> Option<&'s str> {
     said.2.iter().find(|(other, _)| *other == name).map(|(_, value)| value.as_str())
+}
+
+/// The messages of the warnings while `work` runs, from this thread.
+#[must_use]
+pub fn warnings(work: impl FnOnce()) -> Vec<String> {
+    let heard = Heard::default();
+    // With one subscriber alone, a thread without it may decide that nobody listens.
+    let _second = Dispatch::new(NoSubscriber::new());
+    dispatcher::with_default(&Dispatch::new(heard.clone()), work);
+    let warned = heard.events().into_iter().filter(|said| said.0 == Level::WARN);
+    warned.filter_map(|said| field(&said, "message").map(str::to_owned)).collect()
 }

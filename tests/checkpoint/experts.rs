@@ -3,6 +3,8 @@
 //! Law: gradients are sums of small whole numbers, which no order of addition rounds. So a sum over the wrong ranks, a
 //! divisor that counts them, an expert that is in the norm twice, or one that is taken for its neighbour shows in bits.
 
+use std::collections::BTreeMap;
+
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format, Orientation};
@@ -12,6 +14,7 @@ use warpweft_plan::policy::ReduceDtype;
 use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles};
 use warpweft_session::config::Config;
 use warpweft_session::session::{Session, SessionBuilder, block_on};
+use warpweft_testing::heard::warnings;
 use warpweft_testing::trainer::{Trainer, initial, within_a_minute};
 
 use super::parts::{notes, replicated, without_planes};
@@ -246,4 +249,60 @@ fn an_expert_that_was_frozen_is_refused_where_ranks_have_others_in_its_place() {
     assert!(error.contains("`layers.7.experts.1.w1` was frozen in the checkpoint"), "{error}");
     assert!(error.contains("import it without mesh.ep"), "{error}");
     assert!(exported(&mut session) == begun);
+}
+
+/// Resumed on other axes of experts, a run goes on with other bits, and says so; on its own it does not.
+#[test]
+fn an_import_warns_of_other_axes_of_experts_than_were_saved() {
+    const BF16: (Format, usize) = FORMATS[0];
+    for (saved, resumed, warns) in [
+        ((8, 1, 4, Some(1)), (8, 1, 2, None), true),
+        ((8, 1, 2, None), (8, 1, 1, None), true),
+        ((8, 1, 1, None), (8, 1, 1, Some(2)), true),
+        ((8, 1, 4, Some(2)), (8, 1, 4, None), false),
+        ((8, 1, 4, Some(1)), (4, 2, 2, Some(2)), false),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        block_on(start(saved, BF16).save_parts(&parts, &notes(&[]))).unwrap();
+        let mut session = start(resumed, BF16);
+        let warned = warnings(|| block_on(session.import_parts(&parts)).map(drop).unwrap());
+        let about_experts = warned.iter().filter(|said| said.contains("set mesh.ep, mesh.ep_shard"));
+        assert_eq!(about_experts.count(), usize::from(warns), "{saved:?} to {resumed:?}: {warned:?}");
+        assert_eq!(warned.len(), usize::from(warns), "{saved:?} to {resumed:?}: {warned:?}");
+    }
+}
+
+/// Weights of one expert share a scale in files as they do on ranks, wherever the expert is.
+#[test]
+fn a_scale_group_of_an_expert_is_its_own_on_every_mesh() {
+    const NVFP4: (Format, usize) = FORMATS[1];
+    let grouped = |axes: Axes| {
+        let mut model = Model::builder();
+        for expert in 0..EXPERTS / axes.2 {
+            let weights = ["w1", "w2"].map(|part| {
+                let name = format!("layers.7.experts.{expert}.{part}");
+                let weight = model.sharded(&name, 32, 16, NVFP4.0).unwrap();
+                model.expert_parallel(weight).unwrap();
+                weight
+            });
+            model.scale_group(&format!("layers.7.experts.{expert}.both"), &weights).unwrap();
+        }
+        let model = model.build();
+        block_on(builder(axes, &model).initialize(initial).start_cpu(axes.0)).unwrap()
+    };
+    let of_each = (0..EXPERTS).map(|expert| {
+        let parts = ["w1", "w2"].map(|part| format!("layers.7.experts.{expert}.{part}"));
+        (format!("layers.7.experts.{expert}.both"), parts.to_vec())
+    });
+    let of_each: BTreeMap<_, _> = of_each.collect();
+    for (saved, resumed) in [((4, 1, 4, Some(1)), (1, 1, 1, None)), ((1, 1, 1, None), (8, 1, 2, None))] {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        block_on(grouped(saved).save_parts(&parts, &notes(&[]))).unwrap();
+        assert_eq!(parts.saved().unwrap().scale_groups, of_each, "{saved:?}");
+        let mut session = grouped(resumed);
+        let warned = warnings(|| block_on(session.import_parts(&parts)).map(drop).unwrap());
+        assert_eq!(warned, [""; 0], "{saved:?} to {resumed:?}");
+    }
 }

@@ -1,13 +1,11 @@
 //! Sums of gradients in another order than in the run that was saved: an import says so, and only then.
 
-use tracing::subscriber::NoSubscriber;
-use tracing::{Dispatch, Level};
 use warpweft_format::Format;
 use warpweft_plan::model::{Levels, TensorParallel};
 use warpweft_session::checkpoint::PartFiles;
 use warpweft_session::config::{Config, WeightRule};
 use warpweft_session::session::block_on;
-use warpweft_testing::heard::{Heard, field};
+use warpweft_testing::heard::warnings;
 
 use super::config;
 use super::cuts::{Drawn, start_with};
@@ -36,18 +34,11 @@ const REPLICATED: [Drawn; 1] = [(8, 4, Format::F32, false)];
 
 /// What an import of parts that 4 ranks saved warns of, on as many.
 fn warned(weights: &[Drawn], saved: Config, session: Config) -> Vec<String> {
-    let heard = Heard::default();
-    // With one subscriber alone, a thread without it may decide that nobody listens.
-    let _second = Dispatch::new(NoSubscriber::new());
     let folder = tempfile::tempdir().unwrap();
     let parts = PartFiles::new(folder.path());
     block_on(start_with(saved, weights, 4).save_parts(&parts, &Default::default())).unwrap();
     let mut session = start_with(session, weights, 4);
-    tracing::dispatcher::with_default(&Dispatch::new(heard.clone()), || {
-        block_on(session.import_parts(&parts)).unwrap();
-    });
-    let warned = heard.events().into_iter().filter(|said| said.0 == Level::WARN);
-    warned.map(|said| field(&said, "message").unwrap().to_owned()).collect()
+    warnings(|| block_on(session.import_parts(&parts)).map(drop).unwrap())
 }
 
 #[test]

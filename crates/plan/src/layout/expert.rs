@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use super::expert_number::ExpertNumber;
+use super::expert_number::{ExpertNumber, expert_named};
 use super::weight::WeightLayout;
 use super::weights::Weights;
 use crate::model::ShardLayout;
@@ -47,6 +47,23 @@ impl WeightLayout {
 }
 
 impl Weights {
+    /// The scale group of the weight that `rank` has, as files name it, where others share its scale of the tensor: the
+    /// declared name, with the number of the expert in it as the weight's own. One without such a number is of all
+    /// experts of a rank, and says of which.
+    #[must_use]
+    pub fn scale_group_at(&self, weight: WeightId, rank: RankId) -> Option<String> {
+        let layout = self.layout(weight);
+        let group = layout.scale_group.as_deref().filter(|_| self.scaled_with(weight).len() > 1)?;
+        let Some(expert) = layout.expert.filter(|_| layout.shard.expert.is_some()) else {
+            return Some(group.to_owned());
+        };
+        let first = layout.place_of(rank).number().saturating_mul(expert.of_rank);
+        let named = ExpertNumber::in_name(group)
+            .and_then(|number| expert_named(group, first.saturating_add(number.number)));
+        let last = first.saturating_add(expert.of_rank).saturating_sub(1);
+        Some(named.unwrap_or_else(|| format!("{group} of experts {first} to {last}")))
+    }
+
     /// All weights as files know them: each with the first rank that has it, at which it has its name there. Experts
     /// that follow each other in the declaration, without a smaller number after a larger one, follow each other here,
     /// those of the first rank before those of the next.

@@ -57,7 +57,7 @@ pub(crate) use gather_and_scatter::Taken;
 pub use one_file::FileStore;
 pub use optimizer_identity::OptimizerIdentity;
 pub use pretrained::{FrozenBase, PretrainedFiles};
-pub use sharded::{PartFiles, SavedParts};
+pub use sharded::{PartFiles, SavedExperts, SavedParts};
 pub use state::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
 pub use state_part::StatePart;
 pub use store::CheckpointStore;

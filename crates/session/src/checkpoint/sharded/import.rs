@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use super::index::IndexedWeight;
 use super::rows_of_parts::Opened;
-use super::save::scale_group;
 use super::{PartFiles, SavedParts};
 use crate::checkpoint::fits_session::{CarriedClaim, Claims, WeightClaim};
 use crate::checkpoint::gather_and_scatter::{Taken, delayed_here, rank_part};
@@ -16,7 +15,7 @@ use crate::checkpoint::identity;
 use crate::checkpoint::ranks::{Alive, PartReader, RankPart, WeightShard};
 use crate::checkpoint::state_validation::{self, ValuesOf};
 use crate::checkpoint::{CheckpointError, OptimizerIdentity, StatePart};
-use warpweft_base::id::{RankId, WeightId};
+use warpweft_base::id::RankId;
 use warpweft_plan::layout::{Region, WeightLayout, Weights};
 use warpweft_plan::plan::StepPlan;
 
@@ -73,17 +72,19 @@ impl Import {
             index.weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
         // The first of the weights that share a scale, in the session's order, says which ones do.
         let (mut firsts_then, mut firsts_now) = (HashMap::new(), HashMap::new());
-        for (number, layout) in weights.layouts.iter().enumerate() {
-            let Some(saved) = saved.get(&*layout.name_at(RankId::new(0))) else { continue };
+        for (number, (weight, place)) in weights.in_files().into_iter().enumerate() {
+            let layout = weights.layout(weight);
+            let name = layout.name_at(place);
+            let Some(saved) = saved.get(&*name) else { continue };
             if layout.frozen || saved.frozen.is_some() || saved.format != layout.format {
                 continue;
             }
             let then = saved.scale_group.clone();
             let then = then.map_or(number, |group| *firsts_then.entry(group).or_insert(number));
-            let now = scale_group(weights, WeightId::at(number));
+            let now = weights.scale_group_at(weight, place);
             let now = now.map_or(number, |group| *firsts_now.entry(group).or_insert(number));
             if then != now {
-                return Some(layout.name.clone());
+                return Some(name.into_owned());
             }
         }
         None

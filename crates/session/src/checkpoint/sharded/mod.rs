@@ -53,8 +53,11 @@ mod write_part;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use super::{CheckpointError, OptimizerIdentity};
 use index::Index;
+use warpweft_plan::layout::Weights;
 
 pub(crate) use import::{Import, Refused};
 pub(crate) use save::Save;
@@ -152,6 +155,8 @@ pub struct SavedParts {
     pub replicas: Option<u32>,
     /// Ranks of their tensor-parallel groups (`mesh.tp`); 1 where there were none.
     pub tensor: u32,
+    /// How they shared experts; `None` where experts were sharded as other weights.
+    pub experts: Option<SavedExperts>,
     /// Ranks of the blocks in which they summed gradients (`mesh.levels`); none where they summed in rank order.
     pub levels: Vec<u32>,
     /// The weights that shared a scale of the tensor, by their scale groups (`scale_group` in a rule of
@@ -159,6 +164,24 @@ pub struct SavedParts {
     pub scale_groups: BTreeMap<String, Vec<String>>,
     /// What the user kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
     pub notes: BTreeMap<String, String>,
+}
+
+/// The axes of the experts of a sharded checkpoint (`mesh.ep` and `mesh.ep_shard`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SavedExperts {
+    /// Ranks that shared the experts.
+    pub ep: u32,
+    /// Ranks that each expert was sharded over.
+    pub ep_shard: u32,
+}
+
+impl SavedExperts {
+    /// Those of the experts among these weights; `None` if there are none, or they are sharded as other weights are.
+    pub(crate) fn of(weights: &Weights) -> Option<Self> {
+        let axes = Self { ep: weights.mesh.expert(), ep_shard: weights.mesh.expert_shards() };
+        weights.layouts.iter().any(|layout| layout.shard.expert.is_some()).then_some(axes)
+    }
 }
 
 impl PartFiles {
@@ -238,7 +261,16 @@ impl PartFiles {
 impl SavedParts {
     fn of(index: Index) -> Self {
         let Index {
-            optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, weights, notes, ..
+            optimizer_step,
+            optimizer_identity,
+            ranks,
+            replicas,
+            tensor,
+            experts,
+            levels,
+            weights,
+            notes,
+            ..
         } = index;
         let tensor = tensor.unwrap_or(1);
         let mut scale_groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -247,6 +279,16 @@ impl SavedParts {
                 scale_groups.entry(group).or_default().push(weight.name);
             }
         }
-        Self { optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, scale_groups, notes }
+        Self {
+            optimizer_step,
+            optimizer_identity,
+            ranks,
+            replicas,
+            tensor,
+            experts,
+            levels,
+            scale_groups,
+            notes,
+        }
     }
 }

@@ -18,7 +18,7 @@ use safetensors::tensor::Dtype;
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::indexed_cut::{IndexedCut, IndexedExpert};
 use super::read_part::Part;
-use super::{PIECE, PartFiles, UNSETTLED, block_digests, write_part};
+use super::{PIECE, PartFiles, SavedExperts, UNSETTLED, block_digests, write_part};
 use super::{copy, folder, keep_last, killed_saves};
 use crate::checkpoint::ranks::{PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
@@ -28,7 +28,6 @@ use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
 use warpweft_base::whole_file::{Held, WholeFile, regular, remove};
-use warpweft_plan::layout::Weights;
 use warpweft_plan::plan::{StepPlan, carried};
 
 /// One save.
@@ -167,7 +166,7 @@ impl Save {
                 slices: layout.shard.slices,
                 lists: weights.lists_of(layout) as u8,
                 delayed: weights.delayed(layout.bucket).is_some(),
-                scale_group: scale_group(weights, weight),
+                scale_group: weights.scale_group_at(weight, place),
                 frozen: state.frozen(weight),
             }
         });
@@ -177,6 +176,7 @@ impl Save {
             optimizer_identity: Some(self.optimizer_identity.clone()),
             replicas: Some(weights.mesh.replicas()),
             tensor: Some(weights.mesh.tensor()).filter(|ranks| *ranks > 1),
+            experts: SavedExperts::of(weights),
             levels: weights.mesh.levels().blocks().to_vec(),
             weights: indexed.collect(),
             carried: buffers
@@ -194,12 +194,6 @@ impl Save {
         let warpweft_parts = index::version_of(weights.layouts.iter().map(|layout| &layout.shard));
         Ok(Index { warpweft_parts, ..Index::bare(save, weights.mesh.ranks()) })
     }
-}
-
-/// The scale group of a weight whose scale is also that of others.
-pub(super) fn scale_group(weights: &Weights, weight: WeightId) -> Option<String> {
-    let group = weights.layout(weight).scale_group.clone();
-    group.filter(|_| weights.scaled_with(weight).len() > 1)
 }
 
 impl PartWriter for Save {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::checkpoint::ranks::{PartReader, PartWriter};
 use crate::checkpoint::sharded::{Import, Refused, Save};
-use crate::checkpoint::{CheckpointError, PartFiles, SavedParts, Taken};
+use crate::checkpoint::{CheckpointError, PartFiles, SavedExperts, SavedParts, Taken};
 use crate::exec::{Command, Refusal};
 use crate::session::dropped::Asks;
 use crate::session::{CompiledHere, Session, SessionError};
@@ -173,22 +173,31 @@ impl Session {
             return;
         }
         let mesh = plan.weights.mesh;
-        let (what, keys) = match saved.tensor == mesh.tensor() {
-            true => (
-                "gradients are summed over other replicas or in other blocks of ranks",
-                "mesh.dp_replicate and mesh.levels",
-            ),
-            false => (
+        let experts = SavedExperts::of(&plan.weights);
+        let (what, keys) = if saved.tensor != mesh.tensor() {
+            (
                 "products and gradients are summed over other tensor-parallel ranks",
                 "mesh.tp, mesh.dp_replicate and mesh.levels",
-            ),
+            )
+        } else if saved.experts != experts {
+            (
+                "gradients of experts are summed over other ranks",
+                "mesh.ep, mesh.ep_shard, mesh.dp_replicate and mesh.levels",
+            )
+        } else {
+            (
+                "gradients are summed over other replicas or in other blocks of ranks",
+                "mesh.dp_replicate and mesh.levels",
+            )
         };
         tracing::warn!(
             saved_replicas = ?saved.replicas,
             saved_tp = saved.tensor,
+            saved_experts = ?saved.experts,
             saved_levels = ?saved.levels,
             replicas = mesh.replicas(),
             tp = mesh.tensor(),
+            ?experts,
             levels = ?mesh.levels().blocks(),
             "{what} than in the run that was saved, and round otherwise; to go on with its bits set {keys} to those that \
              were saved"
@@ -201,14 +210,20 @@ impl Session {
 fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
     let mesh = plan.weights.mesh;
     let is_summed_so = |layout: &WeightLayout| layout.placement == Placement::Sharded && !layout.frozen;
-    if saved.ranks == mesh.ranks() && saved.tensor != mesh.tensor() {
+    if saved.ranks != mesh.ranks() {
+        return false;
+    }
+    if saved.tensor != mesh.tensor() {
         // Products are summed in another order, whichever weights train and however gradients are reduced.
+        return true;
+    }
+    if saved.experts != SavedExperts::of(&plan.weights) {
+        // The tokens of other ranks are in one product.
         return true;
     }
     let is_summed_otherwise = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas())
         || saved.levels != mesh.levels().blocks();
     plan.policy.reduce == Reduce::Ordered
-        && saved.ranks == mesh.ranks()
         && is_summed_otherwise
         && plan.weights.layouts.iter().any(is_summed_so)
 }
