@@ -3,9 +3,11 @@
 //! One rank trains a stack of layers. Rounds of ten steps take turns: without a save, with one in the background at
 //! the begin, and with a stopped one, each round to its last step; so other work on the machine falls on all. A ratio
 //! is the median over turns of *the round's time / that of the round without*. The disk is that of the temporary
-//! folder. Arguments: `--quick` for three turns.
+//! folder. Arguments: `--quick` for three turns; `--gpu TOKENS` for a rank on the first GPU that trains on so many.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
+
+mod save_sessions;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,10 +16,6 @@ use std::time::{Duration, Instant};
 use warpweft::prelude::*;
 use warpweft::session::block_on;
 
-const LAYERS: usize = 4;
-const SIZE: usize = 1024;
-/// Rows of a batch.
-const ROWS: usize = 64;
 /// Steps from one save to the next.
 const STEPS: usize = 10;
 
@@ -27,49 +25,6 @@ enum Saves {
     Never,
     Beside,
     Stopped,
-}
-
-fn start() -> Session {
-    let mut model = Model::builder();
-    let weights: Vec<_> = (0..LAYERS)
-        .map(|layer| model.sharded(&format!("layer{layer}"), SIZE, SIZE, Format::Bf16).unwrap())
-        .collect();
-    let mut program = StepProgram::builder("train", &model.build());
-    for (layer, weight) in weights.iter().enumerate() {
-        program.call(&format!("forward {layer}"), Phase::Forward).uses_dense(*weight).add().unwrap();
-    }
-    for (layer, weight) in weights.iter().enumerate().rev() {
-        let call = program.call(&format!("backward {layer}"), Phase::Backward).uses_dense(*weight);
-        call.gradient(*weight).add().unwrap();
-    }
-    let program = program.build_training().unwrap();
-    let closure = on_cpu(move |call: &Call, context: &ComputeContext<'_, CpuSurface>| {
-        for usage in &call.uses {
-            let values = context.dense(usage.weight, Orientation::Rowwise)?;
-            let row = products(&values);
-            if let Some(gradient) = call.gradients.first() {
-                let mut gradient = context.gradient(gradient.weight)?;
-                for (to, from) in gradient.chunks_mut(SIZE).zip(values.chunks(SIZE)) {
-                    to.iter_mut().zip(from).zip(&row).for_each(|((to, from), row)| *to = from + 1e-6 * row);
-                }
-            }
-        }
-        Ok(())
-    });
-    let builder = Session::builder(Config::default(), move |_| closure).program(program);
-    block_on(builder.initialize(initial::normal(17, 0.02)).start_cpu(1)).unwrap()
-}
-
-/// As much work as a batch of rows is by a matrix.
-fn products(matrix: &[f32]) -> Vec<f32> {
-    let mut sums = vec![0.0f32; SIZE];
-    for row in 0..ROWS {
-        let factor = 1.0 / (1 + row) as f32;
-        for line in matrix.chunks(SIZE) {
-            sums.iter_mut().zip(line).for_each(|(sum, value)| *sum = 0.5 * *sum + factor * value);
-        }
-    }
-    sums
 }
 
 /// The time of a round, of its longest step, and the share of copies that ran beside calls.
@@ -118,9 +73,20 @@ fn median(mut all: Vec<f64>) -> f64 {
 }
 
 fn main() {
-    let turns = if std::env::args().any(|argument| argument == "--quick") { 3 } else { 9 };
+    let arguments: Vec<String> = std::env::args().collect();
+    let turns = if arguments.iter().any(|argument| argument == "--quick") { 3 } else { 9 };
+    let gpu = arguments.iter().position(|argument| argument == "--gpu");
+    let tokens = gpu.map(|at| arguments.get(at + 1).and_then(|tokens| tokens.parse().ok()));
+    let started = match tokens {
+        None => Ok(save_sessions::on_the_cpu()),
+        Some(Some(tokens)) => save_sessions::on_a_gpu(tokens),
+        Some(None) => Err("--gpu TOKENS: so many tokens a step, as --gpu 8192".to_owned()),
+    };
+    let (what, mut session) = match started {
+        Ok(started) => started,
+        Err(reason) => return eprintln!("skipped: saves are not measured: {reason}"),
+    };
     let folder = tempfile::tempdir().unwrap();
-    let mut session = start();
     round(&mut session, Saves::Never, folder.path());
     round(&mut session, Saves::Beside, folder.path());
     let all = [Saves::Never, Saves::Beside, Saves::Stopped];
@@ -131,9 +97,7 @@ fn main() {
         }
     }
     let mib = session.snapshot_bytes() as f64 / f64::from(1 << 20);
-    println!(
-        "{LAYERS} layers of {SIZE} x {SIZE}, {mib:.0} MiB of state, {STEPS} steps a round, {turns} turns"
-    );
+    println!("{what}, {mib:.0} MiB of state, {STEPS} steps a round, {turns} turns");
     for (saves, times) in all.iter().zip(&found) {
         let seconds = median(times.iter().map(|(took, ..)| took.as_secs_f64()).collect());
         let ratios =
