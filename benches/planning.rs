@@ -38,6 +38,8 @@ fn experts(layers: usize) -> StepProgram {
         format: Format::NVFP4_2D,
         embedding_format: None,
         experts: Some(64),
+        expert_ffn: None,
+        dense_layers: None,
         experts_per_token: Some(4),
         expert_groups: Some(64),
         tied: false,

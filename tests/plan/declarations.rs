@@ -437,6 +437,30 @@ fn experts_of_a_decoder_give_one_sum_for_each_token_and_cost_what_is_computed() 
     }
 }
 
+/// As in models whose first blocks have no experts: one MLP there, and experts of a width of their own after them.
+#[test]
+fn the_first_layers_of_a_decoder_may_be_dense_and_its_experts_of_another_width() {
+    let text = format!(
+        "{DECODER}experts = 8\nexperts_per_token = 2\nexpert_groups = 1\nexpert_ffn = 32\ndense_layers = 1\n"
+    );
+    let decoder = Decoder::from_toml(&text, "small.toml").unwrap();
+    let model = decoder.model().unwrap();
+    let of = |block: usize| {
+        let stem = format!("blocks.{block}.");
+        let mlps = model.weights().iter().filter(|spec| spec.name.starts_with(&stem));
+        let mlps = mlps.filter(|spec| spec.name.contains(".up.") || spec.name.contains(".down."));
+        let matrices = mlps.filter(|spec| !spec.name.ends_with("norm"));
+        matrices.map(|spec| (spec.shape.rows, spec.shape.cols)).collect::<Vec<_>>()
+    };
+    assert_eq!(of(0), [(2 * 128, 64), (64, 128)]);
+    assert_eq!(of(1), [vec![(2 * 32, 64); 8], vec![(64, 32); 8]].concat());
+    let program = decoder.program(&model).unwrap();
+    let flops = |name: &str| program.calls()[program.call(name).unwrap().index()].cost[0].flops;
+    assert_eq!(flops("blocks.0.up.forward"), 2 * 32 * 64 * (2 * 128));
+    assert_eq!(flops("blocks.1.up.forward"), 2 * (2 * 32 * 64 * (2 * 32)));
+    assert_eq!(flops("blocks.1.down.forward"), 2 * (2 * 32 * 32 * 64));
+}
+
 /// The fields are public, so sizes made in code meet the checks that files meet.
 #[test]
 fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
@@ -444,7 +468,7 @@ fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
     let valid = Decoder::from_toml(DECODER, "small.toml").unwrap();
     let model = valid.model().unwrap();
     assert_eq!(valid.check(), Ok(()));
-    let damages: [(&str, Damage); 14] = [
+    let damages: [(&str, Damage); 17] = [
         ("`heads` of decoder `small` is 3; set it to a number that divides 64", |sizes| sizes.heads = 3),
         ("`heads` of decoder `small` is 0; set it to at least 1", |sizes| sizes.heads = 0),
         ("`layers` of decoder `small` is 0", |sizes| sizes.layers = 0),
@@ -473,6 +497,16 @@ fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
         ("`expert_groups` of decoder `small` is 4; set it to a number that divides 6", |sizes| {
             (sizes.experts, sizes.expert_groups) = (Some(6), Some(4));
         }),
+        ("`dense_layers` of decoder `small` is 3; set it to at most `layers`, 2", |sizes| {
+            (sizes.experts, sizes.dense_layers) = (Some(4), Some(3));
+        }),
+        ("`expert_ffn` of decoder `small` is 0", |sizes| {
+            (sizes.experts, sizes.expert_ffn) = (Some(4), Some(0));
+        }),
+        (
+            "`expert_ffn` of decoder `small` is 64; set it to that of a decoder with `experts`, or leave it out",
+            |sizes| sizes.expert_ffn = Some(64),
+        ),
         ("`expert_groups` of decoder `small` is 0", |sizes| {
             (sizes.experts, sizes.expert_groups) = (Some(6), Some(0));
         }),

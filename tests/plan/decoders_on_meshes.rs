@@ -98,6 +98,14 @@ fn experts_that_ranks_share_are_computed_for_as_many_tokens_which_are_exchanged(
         };
         assert_eq!(received("blocks.1.up.dispatch.received"), Some(2 * 64 * 128));
     }
+    // Where the first block has none, its MLP is gathered by all.
+    let half = decoder(&format!("{sizes}expert_ffn = 128\ndense_layers = 1\n"));
+    let mesh = Mesh::new(8).and_then(|mesh| mesh.with_experts(4, None)).unwrap();
+    let model = half.model_on(mesh).unwrap();
+    assert_eq!(model.weights().iter().filter(|spec| spec.expert).count(), 2 * 8 / 4);
+    let whole = half.program(&half.model().unwrap()).unwrap();
+    assert_eq!(flops(&half.program_on(&model, mesh).unwrap()), flops(&whole));
+
     let refused = |more: &str| {
         let mesh = Mesh::new(8).and_then(|mesh| mesh.with_experts(4, None)).unwrap();
         decoder(more).model_on(mesh).map(drop).unwrap_err().to_string()

@@ -34,7 +34,9 @@ use super::super::{
 ///   math = "fp8"             what products are computed in: f32, bf16, fp8, fp4
 ///   format = "nvfp4_2d"      format of the blocks' matrices; `warpweft formats` explains them
 ///   embedding_format = "bf16"  that of embedding and head; bf16 when left out
-///   experts = 64             experts of every MLP, each of width ffn; 1 when left out
+///   experts = 64             experts of an MLP; 1 when left out
+///   expert_ffn = 2048        width of gate and up of each expert; ffn when left out
+///   dense_layers = 3         first blocks whose MLPs are no experts; 0 when left out
 ///   experts_per_token = 6    experts that a token passes through; 1 when left out
 ///   expert_groups = 1        groups of experts that travel as one collective, each expert a weight
 ///                            of its own; when left out, the experts of a matrix are rows of one

@@ -19,7 +19,8 @@
 //! u32 ids.
 //!
 //! With `experts`, the matrices of a block's experts are stacked by rows into one weight, gathered and
-//! reduced as one, and every token costs `experts_per_token` of them. With `expert_groups` as well, each is a
+//! reduced as one, and every token costs `experts_per_token` of them, of width `expert_ffn`; the first `dense_layers`
+//! blocks have none. With `expert_groups` as well, each is a
 //! weight of its own, `blocks.N.up.experts.E.weight`, and the members of a group, `blocks.N.up.experts.G`,
 //! travel as one collective; calls and costs are the same. With `tied`, head and embedding are one weight.
 //! With `replays`, the last block runs that many more times; the calls of replay r are `blocks.N.replay.r.…`,
@@ -32,19 +33,21 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `part` | one layer: its weights and what it computes of a token |
 //! | `whole` | the program of a rank with texts of its own |
 //! | `parallel` | that of ranks that compute parts of layers, or share texts |
 //!
 //! The router of the experts and recompute are deliberately absent.
 
 mod parallel;
+mod part;
 mod whole;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    CostHint, DeclareError, Form, Math, Mesh, Model, ModelBuilder, Placement, StepProgram, TensorParallel,
-};
+use self::part::Part;
+
+use super::{CostHint, DeclareError, Form, Math, Mesh, Model, Placement, StepProgram, TensorParallel};
 use warpweft_base::id::WeightId;
 use warpweft_format::{Format, Orientation};
 
@@ -79,8 +82,12 @@ pub struct Decoder {
     pub format: Format,
     /// Format of embedding and head; bf16 when left out.
     pub embedding_format: Option<Format>,
-    /// Experts of every MLP, each of width `ffn`; 1 when left out.
+    /// Experts of an MLP; 1 when left out.
     pub experts: Option<usize>,
+    /// Width inside each expert, gate and up each; `ffn` when left out.
+    pub expert_ffn: Option<usize>,
+    /// The first blocks whose MLPs are no experts, but one of width `ffn`; 0 when left out.
+    pub dense_layers: Option<usize>,
     /// Experts that a token passes through; 1 when left out.
     pub experts_per_token: Option<usize>,
     /// Groups that the experts of a matrix travel in, with the same number in each; it divides `experts`.
@@ -93,72 +100,6 @@ pub struct Decoder {
     pub tied: bool,
     /// How often the last block runs again; 0 when left out.
     pub replays: Option<usize>,
-}
-
-/// One layer of the stack: its weights with rows and columns, the first of which may be a norm. What tensor parallelism
-/// does with the matrices follows from their place: inner widths are cut.
-struct Part {
-    /// The stem of its calls' names.
-    name: String,
-    /// The stem of its weights' names.
-    weights: String,
-    norm: bool,
-    /// Rows of all matrices together.
-    rows: usize,
-    cols: usize,
-    /// Matrices with the same number of rows each; 1 where experts are rows of one.
-    matrices: usize,
-    /// Groups they travel in.
-    groups: usize,
-    /// The matrices that are stacked by rows in one, such as query, key and value, of a column-parallel layer; none of
-    /// a row-parallel one.
-    segments: Vec<usize>,
-    /// Those of the rows that are computed for a token.
-    computed_rows: usize,
-    /// Of experts that ranks share: how often a token goes to them.
-    sent: Option<usize>,
-    /// Values that it gives for a token.
-    output_width: usize,
-    extra_flops: u64,
-}
-
-impl Part {
-    /// The names of its matrices.
-    fn matrices(&self) -> Vec<String> {
-        match self.matrices {
-            1 if self.sent.is_none() => vec![format!("{}.weight", self.weights)],
-            many => (0..many).map(|expert| format!("{}.experts.{expert}.weight", self.weights)).collect(),
-        }
-    }
-
-    /// Declares its weights and the groups they travel in.
-    fn declare(&self, model: &mut ModelBuilder, hidden: usize, format: Format) -> Result<(), DeclareError> {
-        if self.norm {
-            let norm = model.replicated(&format!("{}.norm", self.weights), 1, hidden)?;
-            model.tensor_parallel(norm, TensorParallel::SplitTokens)?;
-        }
-        let rows = self.rows / self.matrices;
-        let mut declared = Vec::with_capacity(self.matrices);
-        for name in self.matrices() {
-            let matrix = model.sharded(&name, rows, self.cols, format)?;
-            match self.segments.iter().copied().fold(0, usize::saturating_add) {
-                0 => model.tensor_parallel(matrix, TensorParallel::RowParallel)?,
-                all if all == rows => model.column_parallel_of(matrix, &self.segments)?,
-                // Experts stacked in one weight, which no mesh cuts.
-                _ => model.tensor_parallel(matrix, TensorParallel::ColumnParallel)?,
-            }
-            if self.sent.is_some() {
-                model.expert_parallel(matrix)?;
-            }
-            declared.push(matrix);
-        }
-        if self.matrices > 1 {
-            for (number, members) in declared.chunks(self.matrices / self.groups).enumerate() {
-                model.group(&format!("{}.experts.{number}", self.weights), members)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Decoder {
@@ -196,6 +137,7 @@ impl Decoder {
             ("experts", experts),
             ("experts_per_token", chosen),
             ("expert_groups", groups),
+            ("expert_ffn", self.expert_ffn.unwrap_or(ffn)),
         ];
         if let Some((size, _)) = counts.into_iter().find(|(_, is)| *is == 0) {
             return refuse(size, 0, "at least 1".to_owned());
@@ -227,6 +169,16 @@ impl Decoder {
         }
         if !experts.is_multiple_of(groups) {
             return refuse("expert_groups", groups, divides(experts));
+        }
+        let of_experts = [("expert_ffn", self.expert_ffn), ("dense_layers", self.dense_layers)];
+        for (size, is) in of_experts.into_iter().filter(|_| experts == 1) {
+            if let Some(is) = is {
+                return refuse(size, is, "that of a decoder with `experts`, or leave it out".to_owned());
+            }
+        }
+        let dense = self.dense_layers.unwrap_or(0);
+        if dense > layers {
+            return refuse("dense_layers", dense, format!("at most `layers`, {layers}"));
         }
         if sequence > tokens {
             return refuse("sequence", sequence, format!("at most `tokens`, {tokens}"));
@@ -325,53 +277,6 @@ impl Decoder {
             Math::Fp4 => elements / 2,
         };
         CostHint { flops, bytes, math: self.math, kernels: 1 }
-    }
-
-    /// The layers in the order in which they run, of one of `ep` ranks that share the experts.
-    fn parts(&self, ep: usize) -> Vec<Part> {
-        let last = self.layers.saturating_sub(1);
-        let replays = (1..=self.replays.unwrap_or(0)).map(|replay| (last, Some(replay)));
-        let once = (0..self.layers).map(|block| (block, None));
-        once.chain(replays).flat_map(|(block, replay)| self.block(block, replay, ep)).collect()
-    }
-
-    fn block(&self, block: usize, replay: Option<usize>, ep: usize) -> [Part; 4] {
-        let kv_heads = self.kv_heads.unwrap_or(self.heads);
-        let kv = self.hidden.saturating_mul(kv_heads) / self.heads;
-        let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
-        let run = replay.map_or_else(String::new, |replay| format!("replay.{replay}."));
-        // What stacks matrices by rows, as outputs of a column-parallel layer, has a norm before it.
-        let part = |name: &str,
-                    segments: &[usize],
-                    rows: usize,
-                    cols,
-                    experts: (usize, usize),
-                    width,
-                    extra_flops| Part {
-            name: format!("blocks.{block}.{run}{name}"),
-            weights: format!("blocks.{block}.{name}"),
-            norm: !segments.is_empty(),
-            segments: segments.to_vec(),
-            rows: rows.saturating_mul(experts.0),
-            matrices: if experts.0 > 1 && self.expert_groups.is_some() { experts.0 } else { 1 },
-            groups: (self.expert_groups.unwrap_or(1) / ep).max(1),
-            sent: (ep > 1 && experts.1 > 0).then_some(experts.1),
-            computed_rows: rows.saturating_mul(experts.1.max(1)),
-            output_width: width,
-            cols,
-            extra_flops,
-        };
-        // One matrix of all, or those of a rank's experts.
-        let (all, experts) = ((1, 0), (self.experts.unwrap_or(1) / ep, self.experts_per_token.unwrap_or(1)));
-        let (hidden, qkv, up) =
-            (self.hidden, self.hidden.saturating_add(kv.saturating_mul(2)), self.ffn.saturating_mul(2));
-        [
-            part("qkv", &[hidden, kv, kv], qkv, hidden, all, qkv, 0),
-            part("attention", &[], hidden, hidden, all, hidden, attention),
-            part("up", &[self.ffn, self.ffn], up, hidden, experts, up.saturating_mul(experts.1), 0),
-            // It adds up what a token's experts give.
-            part("down", &[], hidden, self.ffn, experts, hidden, 0),
-        ]
     }
 }
 

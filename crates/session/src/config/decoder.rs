@@ -31,6 +31,8 @@ impl Rules for Decoder {
         needed("format", Takes::Format),
         optional("embedding_format", Takes::Format),
         optional("experts", Takes::Count(1, Self::MAX_EXPERTS as u64)),
+        optional("expert_ffn", Takes::Count(1, LARGEST)),
+        optional("dense_layers", Takes::Count(0, Self::MAX_LAYERS as u64)),
         optional("experts_per_token", Takes::Count(1, Self::MAX_EXPERTS as u64)),
         optional("expert_groups", Takes::Count(1, Self::MAX_EXPERTS as u64)),
         optional("tied", Takes::Switch),

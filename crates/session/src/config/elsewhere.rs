@@ -65,6 +65,8 @@ const KEYS: &[(&[&str], &str)] = &[
     (&["seq_length", "seq_len", "max_position_embeddings", "n_positions"], "sequence"),
     (&["num_local_experts", "num_experts", "n_routed_experts"], "experts"),
     (&["num_experts_per_tok", "moe_router_topk"], "experts_per_token"),
+    (&["moe_intermediate_size", "moe_ffn_hidden_size"], "expert_ffn"),
+    (&["first_k_dense_replace"], "dense_layers"),
     (&["tie_word_embeddings", "tie_embeddings"], "tied"),
 ];
 
