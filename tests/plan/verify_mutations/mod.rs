@@ -53,7 +53,7 @@ use warpweft_testing::random_programs::{Draw, samples};
 /// How many harmful mutants and valid programs a run takes.
 fn wanted() -> usize {
     std::env::var("WARPWEFT_MUTANTS")
-        .map_or(3000, |count| count.parse().expect("WARPWEFT_MUTANTS is a number"))
+        .map_or(2000, |count| count.parse().expect("WARPWEFT_MUTANTS is a number"))
 }
 
 /// PL-2 to PL-6, PL-9, PL-10. No false alarm: the builder returns no plan that the verifier refuses, the
