@@ -9,8 +9,9 @@ use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::ComputeContext;
+use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft_plan::policy::ReduceDtype;
+use warpweft_plan::policy::{OptimizerShard, ReduceDtype};
 use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles};
 use warpweft_session::config::Config;
 use warpweft_session::session::{Session, SessionBuilder, block_on};
@@ -22,7 +23,7 @@ use super::parts::{notes, replicated, without_planes};
 /// Ranks, replicas, ranks that share the experts, and ranks that one is sharded over.
 type Axes = (u32, u32, u32, Option<u32>);
 
-const MESHES: [Axes; 8] = [
+const MESHES: [Axes; 9] = [
     (1, 1, 1, None),
     (8, 2, 1, None),
     (8, 1, 1, Some(2)),
@@ -31,7 +32,25 @@ const MESHES: [Axes; 8] = [
     (8, 2, 4, Some(2)),
     (4, 2, 4, Some(1)),
     (4, 2, 2, Some(2)),
+    (8, 2, 2, Some(1)),
 ];
+
+/// Two copies have a slice of each weight. Of four, three blocks of rows are in slices, and two are not: half of their
+/// slices would be padding.
+#[test]
+fn copies_of_an_expert_share_its_state_where_they_are_to_and_it_has_rows_enough() {
+    for (axes, names) in [((8, 1, 4, Some(1)), &["w1", "w2"][..]), ((8, 2, 2, Some(1)), &["w1"])] {
+        let program = builder(axes, SHARDS[1], &model(FORMATS[1], axes));
+        let session = block_on(program.initialize(initial).start_cpu(axes.0)).unwrap();
+        let plan = session.plan("train").unwrap();
+        let of_first = plan.weights.layouts[1].expert.unwrap();
+        let in_slices = |layout: &&WeightLayout| layout.expert == Some(of_first) && layout.is_in_slices();
+        let found: Vec<_> = plan.weights.layouts.iter().filter(in_slices).collect();
+        assert!(found.iter().map(|layout| &layout.name[19..]).eq(names.iter().copied()), "{found:?}");
+    }
+}
+
+const SHARDS: [OptimizerShard; 2] = [OptimizerShard::DpShard, OptimizerShard::Replicas];
 
 /// Experts of the layer.
 const EXPERTS: u32 = 4;
@@ -43,10 +62,11 @@ const SOURCES: u32 = 8;
 const FORMATS: [(Format, usize); 4] =
     [(Format::Bf16, 8), (Format::NVFP4_2D, 16), (Format::Mxfp8, 32), (Format::FP8_BLOCK128_POW2, 128)];
 
-fn config((_, replicas, ep, ep_shard): Axes) -> Config {
+fn config((_, replicas, ep, ep_shard): Axes, shard: OptimizerShard) -> Config {
     let mut config = Config { check: true, reduce_dtype: ReduceDtype::F32, ..replicated(replicas) };
     (config.mesh.ep, config.mesh.ep_shard) = (ep, ep_shard);
     config.optimizer.max_norm = 0.5;
+    config.optimizer.shard = shard;
     config
 }
 
@@ -72,7 +92,7 @@ fn given(source: u32, expert: u32, at: usize) -> f32 {
 
 /// The gradient of an expert is of the tokens of all ranks that share the experts with this one. It goes by the signs
 /// of what was gathered.
-fn builder(axes: Axes, model: &Model) -> SessionBuilder<CpuSurface> {
+fn builder(axes: Axes, shard: OptimizerShard, model: &Model) -> SessionBuilder<CpuSurface> {
     let (ranks, _, ep, _) = axes;
     let weights: Vec<_> = model.entries().map(|(weight, spec)| (weight, spec.clone())).collect();
     let mut program = StepProgram::builder("train", model);
@@ -105,11 +125,17 @@ fn builder(axes: Axes, model: &Model) -> SessionBuilder<CpuSurface> {
             Ok(())
         }
     };
-    Session::builder(config(axes), closures).program(program.build_training().unwrap())
+    Session::builder(config(axes, shard), closures).program(program.build_training().unwrap())
 }
 
 fn start(axes: Axes, format: (Format, usize)) -> Session {
-    block_on(builder(axes, &model(format, axes)).initialize(initial).start_cpu(axes.0)).unwrap()
+    start_with(axes, OptimizerShard::DpShard, format)
+}
+
+/// The same where copies of an expert share its optimizer state, or have all of it each.
+fn start_with(axes: Axes, shard: OptimizerShard, format: (Format, usize)) -> Session {
+    let builder = builder(axes, shard, &model(format, axes)).initialize(initial);
+    block_on(builder.start_cpu(axes.0)).unwrap()
 }
 
 fn train(session: &mut Session) {
@@ -144,9 +170,9 @@ fn every_expert_begins_trains_and_is_exported_alike_on_every_mesh() {
         train(&mut alone);
         let trained = exported(&mut alone);
         assert!(begun.weights[1].master != trained.weights[1].master);
-        for axes in MESHES {
-            let mut session = start(axes, format);
-            let what = |when: &str| format!("{when}, {} on {axes:?}", format.0);
+        for (axes, shard) in MESHES.into_iter().flat_map(|axes| SHARDS.map(|shard| (axes, shard))) {
+            let mut session = start_with(axes, shard, format);
+            let what = |when: &str| format!("{when}, {} on {axes:?}, {shard:?}", format.0);
             assert_alike(&exported(&mut session), &begun, &what("begun"));
             train(&mut session);
             assert_alike(&exported(&mut session), &trained, &what("trained"));
@@ -180,16 +206,16 @@ fn what_one_mesh_exported_every_other_imports_as_the_same_file() {
 #[test]
 fn parts_that_one_mesh_saved_of_experts_every_other_imports() {
     let format = FORMATS[1];
-    for wrote in MESHES {
+    for (number, wrote) in MESHES.into_iter().enumerate() {
         let folder = tempfile::tempdir().unwrap();
         let parts = PartFiles::new(folder.path());
-        let mut first = start(wrote, format);
+        let mut first = start_with(wrote, SHARDS[number % 2], format);
         train(&mut first);
         block_on(first.save_parts(&parts, &notes(&[]))).unwrap();
         let whole = exported(&mut first);
         assert_alike(&parts.load().unwrap(), &without_planes(whole.clone()), &format!("{wrote:?}"));
-        for reads in MESHES {
-            let mut second = start(reads, format);
+        for (turn, reads) in MESHES.into_iter().enumerate() {
+            let mut second = start_with(reads, SHARDS[(number + turn + 1) % 2], format);
             block_on(second.import_parts(&parts)).unwrap();
             assert_alike(&exported(&mut second), &whole, &format!("{wrote:?} to {reads:?}"));
         }
@@ -289,7 +315,8 @@ fn a_scale_group_of_an_expert_is_its_own_on_every_mesh() {
             model.scale_group(&format!("layers.7.experts.{expert}.both"), &weights).unwrap();
         }
         let model = model.build();
-        block_on(builder(axes, &model).initialize(initial).start_cpu(axes.0)).unwrap()
+        block_on(builder(axes, OptimizerShard::DpShard, &model).initialize(initial).start_cpu(axes.0))
+            .unwrap()
     };
     let of_each = (0..EXPERTS).map(|expert| {
         let parts = ["w1", "w2"].map(|part| format!("layers.7.experts.{expert}.{part}"));

@@ -5,11 +5,11 @@
 
 use warpweft_base::id::SlotId;
 use warpweft_format::{Format, Orientation};
-use warpweft_plan::layout::Content;
+use warpweft_plan::layout::{Content, StateLayout, Weights};
 use warpweft_plan::model::{Form, Group, Mesh, Model, Phase, StepProgram, TensorParallel};
-use warpweft_plan::op::{AllReduce, Op, Reduction};
-use warpweft_plan::plan::{PlanError, Policy, StepPlan, VerifyError, verify};
-use warpweft_plan::policy::Reduce;
+use warpweft_plan::op::{AllGather, AllReduce, Op, Reduction};
+use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan, VerifyError, verify};
+use warpweft_plan::policy::{OptimizerShard, Reduce};
 
 use super::edit::{position, recount, refused, spread, weight};
 use super::programs::policy;
@@ -107,7 +107,7 @@ fn a_gradient_of_an_expert_summed_over_replicas_in_the_place_of_its_copies_is_re
     }
 }
 
-/// PL-9. Each expert has an amax of its own, and the ranks of a replica have several experts in one place.
+/// PL-10. Each expert has an amax of its own, and the ranks of a replica have several experts in one place.
 #[test]
 fn amaxes_of_experts_taken_over_a_replica_are_refused() {
     let mut plan = training((16, 2, 2, 2), Reduce::Ordered);
@@ -116,7 +116,48 @@ fn amaxes_of_experts_taken_over_a_replica_are_refused() {
     };
     let task = position(&plan, 0, is_of_experts);
     set_group(&mut plan, task, Group::Replica);
-    refused(&plan, &["takes maxima over the replica group", "others have other experts"]);
+    refused(&plan, &["PL-10", "takes maxima over the replica group", "others have other experts"]);
+}
+
+/// The same experts, whose copies share their optimizer state, as replicas share that of the router.
+fn in_slices() -> StepPlan {
+    let program = experts(NAMES, None);
+    let state = StateLayout { shard: OptimizerShard::Replicas, ..StateLayout::default() };
+    let weights = Weights::new(program.model().weights(), mesh((16, 2, 4, 2))).with_state(state);
+    let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
+    let mut plan = StepPlan::within(&program, &weights, &resident, &policy()).unwrap();
+    spread(&mut plan);
+    recount(&mut plan);
+    plan
+}
+
+/// PL-10. Replicas of the router at one place have other experts than the rank, or other rows of them.
+#[test]
+fn a_slice_of_an_expert_published_over_replicas_in_the_place_of_its_copies_is_refused() {
+    verify(&in_slices()).unwrap();
+    for wrong in [Group::ExpertShard, Group::Expert, Group::World] {
+        let mut plan = in_slices();
+        let publishes = |op: &Op| matches!(op, Op::AllGather(AllGather { group: Group::ExpertReplica, .. }));
+        let task = position(&plan, 0, publishes);
+        set_group(&mut plan, task, wrong);
+        let says = format!("brings the {wrong} group together for a shard of `experts.");
+        refused(&plan, &["PL-10", &says, "publish a shard among the ranks at its place"]);
+    }
+}
+
+/// PL-10. A copy has some rows of an expert alone, and other ranks have other experts.
+#[test]
+fn amaxes_of_experts_in_slices_are_taken_over_all_their_rows_and_no_others() {
+    let is_of_experts = |op: &Op| {
+        matches!(op, Op::AllReduce(AllReduce { reduction: Reduction::Max, group: Group::ExpertRows, .. }))
+    };
+    for wrong in [Group::ExpertShard, Group::ExpertReplica, Group::World] {
+        let mut plan = in_slices();
+        let task = position(&plan, 0, is_of_experts);
+        set_group(&mut plan, task, wrong);
+        let says = format!("takes maxima over the {wrong} group");
+        refused(&plan, &["PL-10", &says, "others have other experts"]);
+    }
 }
 
 /// An expert's gradient is of the tokens of all groups that sent it some, and their number divides it; how many ranks

@@ -13,7 +13,9 @@ use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Form, Group, Mesh, Model, Phase, StepProgram, TensorParallel};
-use warpweft_plan::op::{Accumulate, AllReduce, ExchangeGradient, Op, ReduceScatter, SumGradient, SumTarget};
+use warpweft_plan::op::{
+    Accumulate, AllGather, AllReduce, ExchangeGradient, Op, ReduceScatter, SumGradient, SumTarget,
+};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 use warpweft_plan::policy::Reduce;
 
@@ -82,6 +84,7 @@ pub(crate) fn set_group(plan: &mut StepPlan, task: usize, to: Group) {
         Op::ExchangeGradient(ExchangeGradient { group, .. })
         | Op::ReduceScatter(ReduceScatter { group, .. })
         | Op::SumGradient(SumGradient { group, .. })
+        | Op::AllGather(AllGather { group, .. })
         | Op::AllReduce(AllReduce { group, .. }) => *group = to,
         other => panic!("a {} names no group", other.name()),
     }

@@ -109,11 +109,11 @@ impl Binder<'_> {
     pub(super) fn slice_of(&self, weight: &WeightLayout) -> Result<(usize, usize), Refusal> {
         self.is_in_mesh()?;
         let (slice, slices) = (weight.shard.slice_of(self.binding.rank), weight.shard.slices as usize);
-        let replicas = self.binding.weights.mesh.replicas() as usize;
-        if slices == replicas {
+        let copies = self.binding.weights.mesh.size(weight.shard.copies()) as usize;
+        if slices == copies {
             return Ok((slice, slices));
         }
-        Err(format!("`{}` is in {slices} slices for {replicas} replicas", weight.name))
+        Err(format!("`{}` is in {slices} slices for {copies} replicas", weight.name))
     }
 
     /// Whether a slot is for a shard that replicas have slices of.

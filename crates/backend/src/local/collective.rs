@@ -373,13 +373,14 @@ fn over(binder: &Binder<'_>, weight: WeightId, group: Group) -> Result<(), Refus
     ))
 }
 
-/// Slices of a shard are on the ranks at its place in all replicas.
+/// Slices of a shard are on the ranks at its place in all replicas, those of an expert's on its copies.
 fn over_replicas(binder: &Binder<'_>, weight: WeightId, group: Group) -> Result<(), Refusal> {
-    if binder.binding.weights.mesh.alike(group, Group::Replicate) {
+    let layout = binder.weight(weight)?;
+    let copies = layout.shard.copies();
+    if binder.binding.weights.mesh.alike(group, copies) {
         return Ok(());
     }
-    let name = &binder.weight(weight)?.name;
-    Err(format!("slices of `{name}` are with the replicas and not with the {group} group"))
+    Err(format!("slices of `{}` are with the {copies} group and not with the {group} group", layout.name))
 }
 
 /// Whether the rows of `whole` are as long as those of `part`, so that parts stacked one after the other give it.

@@ -145,7 +145,7 @@ pub(crate) fn network(
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
     let even = |hosts: &Hosts| {
         let dense = [Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor];
-        let experts = [Group::Expert, Group::ExpertShard, Group::ExpertReplica];
+        let experts = [Group::Expert, Group::ExpertShard, Group::ExpertReplica, Group::ExpertRows];
         let groups = dense.into_iter().chain(experts);
         groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
     };

@@ -170,22 +170,32 @@ impl Weights {
     #[must_use]
     pub fn with_state(self, state: StateLayout) -> Self {
         let mut all = Self { state, ..self };
-        let slices = if state.shard.is_dp_shard() { 1 } else { all.mesh.replicas() };
+        if state.shard.is_dp_shard() {
+            return all;
+        }
         for layout in &mut all.layouts {
-            // What nobody updates is gathered from the rank's own replica alone, and copies of experts are no replicas.
-            let is_dense = layout.placement == Placement::Sharded && layout.shard.expert.is_none();
-            if is_dense && !layout.frozen {
-                layout.shard = layout.shard.over_replicas(slices, layout.format.row_tile());
+            // What nobody updates is gathered from the rank's own replica alone.
+            if layout.placement == Placement::Sharded && !layout.frozen {
+                let copies = all.mesh.size(layout.shard.copies());
+                layout.shard = layout.shard.over_replicas(copies, layout.format.row_tile());
             }
         }
         all
     }
 
-    /// The ranks that have all rows of the weights that train and are no experts', each once: what holds of a whole
-    /// tensor is taken over them.
+    /// The ranks that have all rows of a bucket's weights together: what holds of a whole tensor is taken over them.
+    /// Where replicas have slices of any such weight these are those of all replicas, and of an expert of all its copies.
     #[must_use]
-    pub fn all_rows(&self) -> Group {
-        if self.state.shard.is_dp_shard() { self.mesh.replica_group() } else { Group::World }
+    pub fn all_rows(&self, bucket: BucketId) -> Group {
+        let experts = self.bucket(bucket).expert;
+        let of_kind = |layout: &&WeightLayout| layout.shard.expert.is_some() == experts;
+        let in_slices = self.layouts.iter().filter(of_kind).any(WeightLayout::is_in_slices);
+        match (experts, in_slices) {
+            (true, false) => Group::ExpertShard,
+            (true, true) => Group::ExpertRows,
+            (false, false) => self.mesh.replica_group(),
+            (false, true) => Group::World,
+        }
     }
 
     /// The layout of one weight.

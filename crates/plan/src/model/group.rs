@@ -41,6 +41,8 @@ pub enum Group {
     ExpertShard,
     /// Those that hold the same shard of the same expert.
     ExpertReplica,
+    /// Those that hold rows of the same expert, of all copies.
+    ExpertRows,
     /// As [`Group::Level`], for the weights of experts.
     ExpertLevel(LevelId),
 }
@@ -81,6 +83,7 @@ impl std::fmt::Display for Group {
             Self::Expert => formatter.write_str("expert"),
             Self::ExpertShard => formatter.write_str("expert_shard"),
             Self::ExpertReplica => formatter.write_str("expert_replica"),
+            Self::ExpertRows => formatter.write_str("expert_rows"),
             Self::Level(level) | Self::ReplicaLevel(level) | Self::ExpertLevel(level) => level.fmt(formatter),
         }
     }

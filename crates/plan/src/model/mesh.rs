@@ -220,6 +220,7 @@ impl Mesh {
             Group::Expert => Strides::new(1, self.expert),
             Group::ExpertShard => Strides::new(self.expert, self.expert_shards),
             Group::ExpertReplica => Strides::new(self.of_experts(), self.ranks() / self.of_experts()),
+            Group::ExpertRows => Strides::new(self.expert, self.ranks() / self.expert),
         }
     }
 
@@ -234,7 +235,8 @@ impl Mesh {
         let named = [Group::World, Group::Shard, Group::Replicate].into_iter();
         let named = named.chain(levels).chain(of_replica).chain(of_experts);
         let others = [Group::Replica, Group::Context, Group::Tensor];
-        named.chain(others).chain([Group::Expert, Group::ExpertShard, Group::ExpertReplica])
+        let experts = [Group::Expert, Group::ExpertShard, Group::ExpertReplica, Group::ExpertRows];
+        named.chain(others).chain(experts)
     }
 
     /// How many ranks a group has.

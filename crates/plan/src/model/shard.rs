@@ -86,12 +86,17 @@ impl ShardLayout {
     }
 
     /// The same with each shard in so many slices, one for each replica: the smallest equal ones that are whole row
-    /// tiles of `tile` rows.
+    /// tiles of `tile` rows. As it is, where such slices have more than half as many rows again as the shard: gathers and
+    /// sums would move them, and hardly any state would be saved.
     #[must_use]
     pub fn over_replicas(self, slices: u32, tile: usize) -> Self {
         let shard = self.shape.rows.div_ceil(self.ranks as usize).div_ceil(slices as usize);
         let slice = shard.checked_next_multiple_of(tile).unwrap_or(usize::MAX);
-        Self { rows_per_rank: slice.saturating_mul(slices as usize), slices, ..self }
+        let rows_per_rank = slice.saturating_mul(slices as usize);
+        if rows_per_rank.saturating_sub(self.rows_per_rank) > self.rows_per_rank / 2 {
+            return self;
+        }
+        Self { rows_per_rank, slices, ..self }
     }
 
     /// The ranks that the rows are sharded over.
@@ -263,7 +268,7 @@ impl ShardLayout {
     /// Over which groups, one after the other, its gradients are summed: those of the mesh's [tree](Mesh::tree), and
     /// the replicas where each sums a slice of its own.
     pub fn tree(&self, mesh: Mesh) -> impl Iterator<Item = Group> + use<> {
-        mesh.tree(self.group()).chain((self.slices > 1).then_some(Group::Replicate))
+        mesh.tree(self.group()).chain((self.slices > 1).then_some(self.copies()))
     }
 
     /// How many sums one after the other that is.
@@ -275,7 +280,7 @@ impl ShardLayout {
     /// The shape of what a rank sums over a group of that tree for one rank of the group.
     #[must_use]
     pub fn summed_over(&self, group: Group) -> Shape {
-        if group == Group::Replicate { self.stored() } else { self.published() }
+        if group == self.copies() { self.stored() } else { self.published() }
     }
 
     /// Rows of all shards one after the other; at least the rows of the weight.

@@ -112,7 +112,7 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
         let beside = time * contention.collective_beside_compute;
         match (&task.op, kinds[lane.index()]) {
             // It is on its way before planes are requested.
-            (Op::AllGather(AllGather { group: Group::Replicate, .. }), _) => {}
+            (Op::AllGather(AllGather { group: Group::Replicate | Group::ExpertReplica, .. }), _) => {}
             (Op::AllGather(AllGather { parts, .. }), _) => {
                 let bytes = |part: &GatherPart| placed.slots[part.to.index()].region.bytes as f64;
                 let all: f64 = parts.iter().map(bytes).sum();
@@ -193,6 +193,6 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
 const fn is_further(group: Group) -> bool {
     match group {
         Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level) => level.index() > 0,
-        _ => matches!(group, Group::Replicate),
+        _ => matches!(group, Group::Replicate | Group::ExpertReplica),
     }
 }

@@ -220,6 +220,7 @@ fn groups_of_experts_part_the_ranks_whatever_the_replicas() {
     assert_eq!(of(Group::Expert), [8, 9, 10, 11]);
     assert_eq!(of(Group::ExpertShard), [11, 15]);
     assert_eq!(of(Group::ExpertReplica), [3, 11]);
+    assert_eq!(of(Group::ExpertRows), [3, 7, 11, 15]);
     assert_eq!(mesh.to_string(), "16 ranks (8 shards × 2 replicas; ep 4 × ep_shard 2 × ep_replicate 2)");
     let written = r#"{"ranks":16,"replicas":2,"expert":4,"expert_shards":2}"#;
     assert_eq!(serde_json::to_string(&mesh).unwrap(), written);

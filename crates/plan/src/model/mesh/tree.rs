@@ -47,7 +47,7 @@ impl Mesh {
             }
             Group::Shard | Group::Replicate | Group::World | Group::Replica => 1,
             Group::Context | Group::Tensor => 1,
-            Group::Expert | Group::ExpertShard | Group::ExpertReplica => 1,
+            Group::Expert | Group::ExpertShard | Group::ExpertReplica | Group::ExpertRows => 1,
         }
     }
 

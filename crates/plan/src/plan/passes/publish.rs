@@ -10,7 +10,6 @@
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::{of_group, peers, weights_of};
 use crate::layout::Content;
-use crate::model::Group;
 use crate::op::{AllGather, Assemble, GatherPart, Op};
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::Orientation;
@@ -44,7 +43,7 @@ pub(super) fn publish(draft: &mut Draft<'_>, issue: usize, gathered: &[GatherPar
     let subject = of_group(draft.name(first.weight), weights_of(&parts));
     let given = parts.iter().map(|part| draft.weights.layout(part.weight).shard_bytes(part.orientation));
     let given = given.fold(0, usize::saturating_add);
-    let group = Group::Replicate;
+    let group = draft.weights.layout(first.weight).shard.copies();
     let bytes = given.saturating_mul(peers(draft.weights.mesh, group));
     let stage = issue.saturating_sub(1);
     let op = Op::AllGather(AllGather { group, parts: parts.clone() });

@@ -79,16 +79,16 @@ fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -
     Amaxes { bucket, blocks: block_amax, tensors: tensor_amax }
 }
 
-/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Where each replica
-/// has all masters, its own ranks know the maximum. Of experts those know it that share their rows.
+/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective: over those that have all
+/// rows together. Those of experts are another, as others have other experts.
 fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
-    let dense = draft.weights.all_rows();
-    for (experts, group, subject) in
-        [(false, dense, "amaxes"), (true, Group::ExpertShard, "amaxes of experts")]
-    {
-        let (weights, all) = (draft.weights, amaxes.iter_mut());
-        let of_group = all.filter(|amaxes| weights.bucket(amaxes.bucket).expert == experts);
-        all_reduce_over(draft, group, subject, of_group);
+    let weights = draft.weights;
+    for (experts, subject) in [(false, "amaxes"), (true, "amaxes of experts")] {
+        let is_of = |amaxes: &&mut Amaxes| weights.bucket(amaxes.bucket).expert == experts;
+        let of_kind: Vec<_> = amaxes.iter_mut().filter(is_of).collect();
+        let Some(first) = of_kind.first() else { continue };
+        let group = weights.all_rows(first.bucket);
+        all_reduce_over(draft, group, subject, of_kind.into_iter());
     }
 }
 

@@ -152,7 +152,7 @@ words! {
     Ranks: Group {
         World = Self::World, Shard = Self::Shard, Replicate = Self::Replicate, Replica = Self::Replica,
         Context = Self::Context, Tensor = Self::Tensor, Expert = Self::Expert, ExpertShard = Self::ExpertShard,
-        ExpertReplica = Self::ExpertReplica,
+        ExpertReplica = Self::ExpertReplica, ExpertRows = Self::ExpertRows,
     }
     /// Form of a use.
     Shown: Form {

@@ -78,9 +78,9 @@ impl Run<'_> {
         self.fill(task, to, held)
     }
 
-    /// Slices of a shard are with the ranks at one place of all replicas.
+    /// Slices of a shard are with the ranks at one place of all replicas, those of an expert with its copies.
     pub(super) fn publishes_over(&self, task: TaskId, group: Group, weight: WeightId) -> Verdict<()> {
-        if self.plan.weights.mesh.alike(group, Group::Replicate) {
+        if self.plan.weights.mesh.alike(group, self.plan.weights.layout(weight).shard.copies()) {
             return Ok(());
         }
         let name = self.name(weight);

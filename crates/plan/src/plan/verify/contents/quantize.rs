@@ -41,17 +41,17 @@ impl Run<'_> {
                 let needs = "a bucket's amaxes of this rank, since it takes maxima".into();
                 return self.wrong_state(task, *from, needs, "reduce amaxes by maximum and gradients by sum");
             };
-            if !self.plan.weights.mesh.alike(group, self.share_rows(bucket)) {
+            let of_bucket = self.share_rows(bucket);
+            if !self.plan.weights.mesh.alike(group, of_bucket) {
                 let problem = format!("takes maxima over the {group} group");
-                let in_slices = self.plan.weights.layouts.iter().any(WeightLayout::is_in_slices);
-                let remedy = match (self.plan.weights.bucket(bucket).expert, in_slices) {
+                let remedy = match (self.plan.weights.bucket(bucket).expert, of_bucket) {
                     (true, _) => {
                         "take those of experts over the ranks that share their rows: others have other experts"
                     }
-                    (false, true) => {
+                    (false, Group::World) => {
                         "take them over all ranks: each replica has slices of its own of all rows"
                     }
-                    (false, false) => {
+                    (false, _) => {
                         "take them over the ranks of a replica: they have all rows together, and other replicas the same"
                     }
                 };
@@ -213,13 +213,17 @@ impl Run<'_> {
         self.fill(task, amaxes.tensor_amax, Held::LocalAmax(bucket, version))
     }
 
-    /// The ranks that have all rows of a bucket's weights together.
+    /// The ranks that have all rows of a bucket's weights together: whoever has a slice of one of its kind, or a shard.
     fn share_rows(&self, bucket: BucketId) -> Group {
         let weights = &self.plan.weights;
-        match weights.bucket(bucket).expert {
-            true => Group::ExpertShard,
-            false if weights.layouts.iter().any(WeightLayout::is_in_slices) => Group::World,
-            false => Group::Replica,
+        let experts = weights.bucket(bucket).expert;
+        let in_slices =
+            |layout: &WeightLayout| layout.is_in_slices() && layout.shard.expert.is_some() == experts;
+        match (experts, weights.layouts.iter().any(in_slices)) {
+            (true, false) => Group::ExpertShard,
+            (true, true) => Group::ExpertRows,
+            (false, true) => Group::World,
+            (false, false) => Group::Replica,
         }
     }
 
