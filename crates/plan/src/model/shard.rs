@@ -86,14 +86,14 @@ impl ShardLayout {
     }
 
     /// The same with each shard in so many slices, one for each replica: the smallest equal ones that are whole row
-    /// tiles of `tile` rows. As it is, where such slices have more than half as many rows again as the shard: gathers and
-    /// sums would move them, and hardly any state would be saved.
+    /// tiles of `tile` rows. As it is, where a slice is no smaller than the shard, or all of them have more than twice its
+    /// rows: gathers and sums would move what is padded.
     #[must_use]
     pub fn over_replicas(self, slices: u32, tile: usize) -> Self {
         let shard = self.shape.rows.div_ceil(self.ranks as usize).div_ceil(slices as usize);
         let slice = shard.checked_next_multiple_of(tile).unwrap_or(usize::MAX);
         let rows_per_rank = slice.saturating_mul(slices as usize);
-        if rows_per_rank.saturating_sub(self.rows_per_rank) > self.rows_per_rank / 2 {
+        if slice >= self.rows_per_rank || rows_per_rank > self.rows_per_rank.saturating_mul(2) {
             return self;
         }
         Self { rows_per_rank, slices, ..self }
