@@ -184,8 +184,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_bf16(const __grid_cons
     combine<Max, ValuesBf16>(all);
 }
 
-// What a rank has of a gradient: a slice per rank. They are summed, and the sum is stored or accumulated, in one
-// pass over memory.
+// What a rank has of a gradient: a slice per rank. They are summed, and the sum is stored, rounded or not, or
+// accumulated, in one pass over memory.
 struct SlicesTensor {
     // One address per rank.
     const u64* slices;
@@ -193,7 +193,7 @@ struct SlicesTensor {
     u64 count;
     u32 slice_count;
     u16 aligned;
-    // ROWS, MORE, or 1 for what begins a sum.
+    // ROWS, MORE, ROUNDED, or 1 for what begins a sum.
     u16 target;
 };
 static_assert(sizeof(SlicesTensor) == 32, "kernels::slices::SlicesTensor");
@@ -205,9 +205,10 @@ struct SlicesArguments {
     u32 reserved;
 };
 
-// The sum as it is, and its product with the factor, added. The product that overwrites comes between them.
+// The sum as it is, its product with the factor, added, and the sum rounded to bf16. The product that overwrites is 1.
 constexpr u32 ROWS = 0;
 constexpr u32 MORE = 2;
+constexpr u32 ROUNDED = 3;
 
 template <class Slice>
 __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
@@ -246,6 +247,10 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
 #pragma unroll
         for (u32 i = 0; i < LOADS; ++i) {
             float4 v = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+            if (target == ROUNDED) {
+                ValuesBf16::put_four(u64(t.into), own + i * WIDTH * THREADS, v);
+                continue;
+            }
             if (target != ROWS) v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
             if (target == MORE) {
                 v = make_float4(before[i].x + v.x, before[i].y + v.y, before[i].z + v.z, before[i].w + v.w);
@@ -258,6 +263,10 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
     for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
         float v = Slice::one(__ldg(t.slices), at);
         for (u32 r = 1; r < count; ++r) v = v + Slice::one(__ldg(t.slices + r), at);
+        if (target == ROUNDED) {
+            ValuesBf16::put(u64(t.into), at, v);
+            continue;
+        }
         if (target != ROWS) v = v * factor;
         t.into[at] = target == MORE ? t.into[at] + v : v;
     }

@@ -198,7 +198,13 @@ pub fn mean_over(mesh: Mesh, ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype:
         let of_replica = |replica: &[Vec<Vec<f32>>]| {
             let each: Vec<Vec<f32>> = replica.iter().map(sent).collect();
             let in_blocks = |sums: Vec<Vec<f32>>, group| {
-                sums.chunks(mesh.size(group) as usize).map(|block| sum(block.iter().cloned())).collect()
+                let mut sums: Vec<Vec<f32>> =
+                    sums.chunks(mesh.size(group) as usize).map(|block| sum(block.iter().cloned())).collect();
+                // What travels on is rounded as contributions are.
+                if sums.len() > 1 && dtype == ReduceDtype::Bf16 {
+                    sums.iter_mut().flatten().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+                }
+                sums
             };
             mesh.tree(Group::Shard).fold(each, in_blocks).remove(0)
         };

@@ -244,7 +244,7 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                 let before = (0..ranks as usize).flat_map(|rank| noise(rows, (7 * rank) as u32));
                 for (sum, before) in expected.iter_mut().zip(before) {
                     match target(number) {
-                        SumTarget::Rows => {}
+                        SumTarget::Rows | SumTarget::Rounded => {}
                         SumTarget::First => *sum *= factor,
                         SumTarget::More => *sum = before + *sum * factor,
                     }

@@ -14,13 +14,17 @@ use super::harness::{LINK, Plan, QUANTIZE, noise, run, sharded};
 /// pairs of pairs, something else is left.
 const FACTORS: [f32; 8] = [1e8, 1.0, -1e8, 3.0, 5e7, -2.0, 7.0, -5e7];
 
-/// The sum of `values`, one of each rank, block by block: members of a block in rank order, then blocks.
-fn summed(values: &[f32], blocks: &[u32]) -> f32 {
+/// The sum of `values`, one of each rank, block by block: members of a block in rank order, then blocks, whose sums
+/// travel in this type.
+fn summed(values: &[f32], blocks: &[u32], sums_in: ElementType) -> f32 {
     let (mut sums, mut before) = (values.to_vec(), 1);
     for block in blocks.iter().copied().chain([values.len() as u32]) {
         let add = |members: &[f32]| members.iter().copied().reduce(|sum, value| sum + value).unwrap();
         sums = sums.chunks((block / before) as usize).map(add).collect();
         before = block;
+        if sums_in == ElementType::Bf16 && sums.len() > 1 {
+            sums.iter_mut().for_each(|sum| *sum = bf16::from_f32(*sum).to_f32());
+        }
     }
     sums[0]
 }
@@ -30,7 +34,7 @@ fn summed(values: &[f32], blocks: &[u32]) -> f32 {
 fn parts(
     plan: &mut Plan,
     weight: WeightId,
-    element: ElementType,
+    (element, sums_in): (ElementType, ElementType),
 ) -> (Vec<(ReducePart, SumPart)>, [SlotId; 2]) {
     let (call, levels) = (CallId::new(0), plan.weights.mesh.depth(Group::Shard));
     let own = plan.transient("gradient", Content::written(weight, call, element));
@@ -38,12 +42,13 @@ fn parts(
     for level in (0..levels).map(LevelId::at) {
         let received = match level.index() {
             0 => Content::ReceivedGradient(weight, call, element),
-            _ => Content::ReceivedPartial(weight, call, level),
+            _ => Content::ReceivedPartial(weight, call, level, sums_in),
         };
         let received = plan.transient("received", received);
         let (into, target) = match level.index() + 1 < levels {
             true => {
-                (plan.transient("partial", Content::PartialGradient(weight, call, level)), SumTarget::Rows)
+                let content = Content::PartialGradient(weight, call, level, sums_in);
+                (plan.transient("partial", content), SumTarget::travelling_in(sums_in))
             }
             false => (plan.resident("main grad", Content::MainGrad(weight)), SumTarget::First),
         };
@@ -58,13 +63,14 @@ fn parts(
 /// in a block, and of other blocks its own.
 fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
     let specs = [sharded(130, 127, Format::F32), sharded(5, 3, Format::F32)];
-    for element in [ElementType::F32, ElementType::Bf16] {
+    let types = [ElementType::F32, ElementType::Bf16];
+    for (element, sums_in) in types.into_iter().flat_map(|element| types.map(|sums_in| (element, sums_in))) {
         let mesh = Mesh::new(ranks).unwrap().with_levels(Levels::new(blocks).unwrap()).unwrap();
         let mut plan = Plan::over(mesh, &specs);
         let (exchanged, slots): (Vec<_>, Vec<_>) =
-            (0..specs.len()).map(|number| parts(&mut plan, WeightId::at(number), element)).unzip();
+            (0..specs.len()).map(|number| parts(&mut plan, WeightId::at(number), (element, sums_in))).unzip();
         for (level, group) in mesh.tree(Group::Shard).enumerate() {
-            let element = if level == 0 { element } else { ElementType::F32 };
+            let element = if level == 0 { element } else { sums_in };
             let (parts, sums) = exchanged.iter().map(|levels| levels[level]).unzip();
             plan.fence(QUANTIZE, LINK);
             plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group, parts }));
@@ -98,11 +104,11 @@ fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
             let all: Vec<_> = (0..ranks as usize).map(|rank| values(rank, number, elements)).collect();
             let of_ranks = |at: usize| all.iter().map(|values| values[at]).collect::<Vec<f32>>();
             let mean = |blocks: &[u32]| -> Vec<f32> {
-                (0..elements).map(|at| summed(&of_ranks(at), blocks) / ranks as f32).collect()
+                (0..elements).map(|at| summed(&of_ranks(at), blocks, sums_in) / ranks as f32).collect()
             };
             let (found, expected): (Vec<f32>, _) =
                 (found.iter().flat_map(|rank| rank[number].clone()).collect(), mean(blocks));
-            assert_eq!(found, expected, "gradient {number} in {element:?}");
+            assert_eq!(found, expected, "gradient {number} in {element:?}, sums in {sums_in:?}");
             // Without the last level, or the first, other bits come out.
             assert!(expected != mean(&blocks[1..]) && expected != mean(&blocks[..blocks.len() - 1]));
         }

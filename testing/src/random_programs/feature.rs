@@ -62,7 +62,7 @@ pub fn features() -> Vec<Feature> {
     add("gradients that a collective sums", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::ReduceScatter(_)))
     });
-    for target in [SumTarget::Rows, SumTarget::First, SumTarget::More] {
+    for target in [SumTarget::Rows, SumTarget::Rounded, SumTarget::First, SumTarget::More] {
         for alone in [false, true] {
             let has = move |_: &Sample, plan: &StepPlan| {
                 let parts = plan.tasks.iter().flat_map(|task| match &task.op {

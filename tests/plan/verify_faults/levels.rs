@@ -127,8 +127,10 @@ fn a_level_that_is_left_out_is_refused() {
     let last = sum(&mut plan, third);
     reduced(&mut plan, third).from = below;
     summed(&mut plan, last)[0].own = below;
-    let error =
-        refused(&plan, &["PL-4", "needs the sums of level 1", "the sums of level 0 of the gradient of"]);
+    let error = refused(
+        &plan,
+        &["PL-4", "needs the sums of level 1", "the sums of level 0 in f32 of the gradient of"],
+    );
     assert!(matches!(error, VerifyError::Gradient { .. }));
 }
 
@@ -141,7 +143,27 @@ fn a_sum_of_what_another_level_brought_is_refused() {
     let brought = reduced(&mut plan, first).to;
     let task = sum(&mut plan, second);
     summed(&mut plan, task)[0].received = Some(brought);
-    refused(&plan, &["PL-4", "the other ranks' sums of the gradient of", "for level 1"]);
+    refused(&plan, &["PL-4", "the other ranks' sums in f32 of the gradient of", "for level 1"]);
+}
+
+/// PL-4. Sums of blocks are rounded as the plan was requested, and travel as they are.
+#[test]
+fn sums_of_blocks_in_another_type_than_was_requested_are_refused() {
+    let mut plan = training();
+    let second = exchange(&plan, 1);
+    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[second].op else { panic!() };
+    *element = ElementType::Bf16;
+    refused(&plan, &["PL-4", "reduces sums of the gradient of", "in bf16, which are in f32"]);
+    let mut plan = training();
+    let first = exchange(&plan, 0);
+    let task = sum(&mut plan, first);
+    summed(&mut plan, task)[0].target = SumTarget::Rounded;
+    refused(&plan, &["PL-4", "leaves sums of the gradient of", "in bf16, and not in f32"]);
+    let mut plan = training();
+    let third = exchange(&plan, 2);
+    let task = sum(&mut plan, third);
+    summed(&mut plan, task)[0].target = SumTarget::Rounded;
+    refused(&plan, &["PL-4", "leaves sums of the gradient of", "round the sums of a block"]);
 }
 
 /// PL-4. The sum of one block is not that of all ranks.
@@ -166,19 +188,6 @@ fn a_dropped_sum_of_a_block_is_refused_and_said_where_it_is_missed() {
     let task = sum(&mut plan, second);
     remove(&mut plan, task);
     refused(&plan, &["PL-4", "needs the sums of level 1 of a gradient of"]);
-}
-
-/// PL-4. What was rounded once before the wire is not rounded again between blocks.
-#[test]
-fn sums_of_blocks_in_another_type_are_refused() {
-    let mut plan = training();
-    let task = exchange(&plan, 1);
-    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[task].op else {
-        unreachable!()
-    };
-    *element = ElementType::Bf16;
-    recount(&mut plan);
-    refused(&plan, &["PL-4", "in another type than f32"]);
 }
 
 /// PL-4. Where a mesh has no levels, there are none.

@@ -168,7 +168,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
         },
         Op::SumGradient(SumGradient { element, group, parts }) => {
             let part = draw.below(parts.len());
-            let targets = [SumTarget::Rows, SumTarget::First, SumTarget::More];
+            let targets = [SumTarget::Rows, SumTarget::Rounded, SumTarget::First, SumTarget::More];
             match draw.below(4) {
                 0 => *element = other(*element),
                 1 => *group = *draw.of(&groups)?,

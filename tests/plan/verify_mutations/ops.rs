@@ -292,7 +292,7 @@ impl Memory<'_> {
                     let level = self.level(part.weight, op.group);
                     let received = |call| match level {
                         Some((level, _)) if level.index() > 0 => {
-                            Content::ReceivedPartial(part.weight, call, level)
+                            Content::ReceivedPartial(part.weight, call, level, op.element)
                         }
                         _ => Content::ReceivedGradient(part.weight, call, op.element),
                     };
@@ -311,13 +311,16 @@ impl Memory<'_> {
                     let in_slices = self.plan.weights.layout(part.weight).is_in_slices();
                     let level = self.level(part.weight, op.group);
                     let rows = |call| match level {
-                        Some((level, false)) => Content::PartialGradient(part.weight, call, level),
+                        Some((level, false)) => {
+                            Content::PartialGradient(part.weight, call, level, part.target.element())
+                        }
                         _ if in_slices => Content::SummedGradient(part.weight, call),
                         _ => Content::ReducedGradient(part.weight, call),
                     };
                     let main_grad = Some(Content::MainGrad(part.weight));
                     let (wanted, made) = match part.target {
                         SumTarget::Rows => (self.call_of(part.own).map(rows), sum),
+                        SumTarget::Rounded => (self.call_of(part.own).map(rows), Cell::of(("rounded", sum))),
                         SumTarget::First => (main_grad, Cell::of(("mean", sum))),
                         SumTarget::More => (main_grad, Cell::of(("mean", sum, self.read(part.into)))),
                     };

@@ -408,6 +408,7 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
     };
     let of_replica = over / apart;
     let replicas = || ranks.chunks(of_replica as usize);
+    let in_slices = sample.weights().layout(weight).is_in_slices();
     // Blocks of ranks first, then blocks of these, and so on.
     let sum_of = |replica: &[Vec<Vec<f32>>], number: usize| {
         let mut sums: Vec<Vec<f32>> = replica.iter().map(|of| of[number].clone()).collect();
@@ -418,6 +419,10 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
         for block in blocks {
             sums = sums.chunks(block / before).map(|of| sum(of.iter().cloned())).collect();
             before = block;
+            // What travels on is rounded as contributions are: to other blocks, and to other replicas in slices.
+            if (sums.len() > 1 || in_slices) && sample.config.reduce_dtype == ReduceDtype::Bf16 {
+                sums.iter_mut().for_each(|values| round(values));
+            }
         }
         sums.remove(0)
     };

@@ -15,7 +15,7 @@ use half::bf16;
 
 use super::memory::Arena;
 use super::op_error::OpError;
-use crate::local::{Accumulate, CastVote, GradNorm, Round, SumGradient};
+use crate::local::{Accumulate, CastVote, GradNorm, Round, RowSum, SumGradient};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
@@ -59,11 +59,12 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
     let bytes = op.element.bytes();
     let mut block = [0.0_f32; BLOCK];
     for sum in &op.sums {
-        let mut into = arena.write::<f32>(sum.into)?;
-        for (number, into) in into.chunks_mut(BLOCK).enumerate() {
-            let block = &mut block[..into.len()];
+        let elements = sum.into.bytes / sum.target.element().bytes();
+        for begin in (0..elements).step_by(BLOCK) {
+            let length = BLOCK.min(elements - begin);
+            let block = &mut block[..length];
             for (position, slice) in sum.slices.iter().enumerate() {
-                let part = slice.part(number * BLOCK * bytes, into.len() * bytes).ok_or(OpError::Slice)?;
+                let part = slice.part(begin * bytes, length * bytes).ok_or(OpError::Slice)?;
                 match op.element {
                     ElementType::Bf16 => {
                         let values = arena.read::<bf16>(part)?;
@@ -72,13 +73,27 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
                     _ => add(block, arena.read::<f32>(part)?.iter().copied(), position == 0),
                 }
             }
-            let rows = into.iter_mut().zip(&*block);
-            match sum.target {
-                SumTarget::Rows => rows.for_each(|(row, sum)| *row = *sum),
-                SumTarget::First => rows.for_each(|(row, sum)| *row = sum * op.factor),
-                SumTarget::More => rows.for_each(|(row, sum)| *row += sum * op.factor),
-            }
+            store(block, begin, sum, op.factor, arena)?;
         }
+    }
+    Ok(())
+}
+
+/// Leaves a block of a sum, which begins at so many elements, as its target says.
+fn store(block: &[f32], begin: usize, sum: &RowSum, factor: f32, arena: &Arena) -> Result<(), OpError> {
+    let bytes = sum.target.element().bytes();
+    let into = sum.into.part(begin * bytes, block.len() * bytes).ok_or(OpError::Slice)?;
+    if sum.target == SumTarget::Rounded {
+        let mut into = arena.write::<bf16>(into)?;
+        into.iter_mut().zip(block).for_each(|(row, sum)| *row = bf16::from_f32(*sum));
+        return Ok(());
+    }
+    let mut into = arena.write::<f32>(into)?;
+    let rows = into.iter_mut().zip(block);
+    match sum.target {
+        SumTarget::Rows | SumTarget::Rounded => rows.for_each(|(row, sum)| *row = *sum),
+        SumTarget::First => rows.for_each(|(row, sum)| *row = sum * factor),
+        SumTarget::More => rows.for_each(|(row, sum)| *row += sum * factor),
     }
     Ok(())
 }

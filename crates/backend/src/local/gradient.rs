@@ -134,12 +134,16 @@ impl RowSum {
                 ));
             }
         };
-        let into = binder.elements::<f32>(part.into, elements * runs)?;
+        let left = part.target.element();
+        let into = match left {
+            ElementType::Bf16 => binder.elements::<bf16>(part.into, elements * runs)?,
+            _ => binder.elements::<f32>(part.into, elements * runs)?,
+        };
         let sum = |run: usize| {
             let peers = (0..ranks - 1).map(|number| of(received, bytes, run * (ranks - 1) + number));
             let mut slices = peers.collect::<Result<Vec<_>, Refusal>>()?;
             slices.insert(position, of(own, bytes, run * ranks + position)?);
-            let into = of(into, elements * size_of::<f32>(), run)?;
+            let into = of(into, elements * left.bytes(), run)?;
             Ok(Self { slices, into, target: part.target })
         };
         (0..runs).map(sum).collect()

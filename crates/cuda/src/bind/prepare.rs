@@ -219,7 +219,7 @@ impl Preparation<'_> {
         let operands = op.sums.iter().map(|sum| SlicesOperand {
             slices: sum.slices.iter().map(|slice| self.at(*slice)).collect(),
             into: self.at(sum.into),
-            elements: sum.into.bytes / size_of::<f32>(),
+            elements: sum.into.bytes / sum.target.element().bytes(),
             target: sum.target,
         });
         self.kernels.sum_slices(op.element, &operands.collect::<Vec<_>>(), op.factor)

@@ -18,7 +18,7 @@ use warpweft_plan::op::SumTarget;
 pub struct SlicesOperand {
     /// The ranks' slices, in rank order; at least one.
     pub slices: Vec<DeviceAddress>,
-    /// The result, f32, written or updated; none of the slices.
+    /// The result, f32, or bf16 where the sum is rounded; written or updated; none of the slices.
     pub into: DeviceAddress,
     /// Number of elements of a slice.
     pub elements: usize,
@@ -51,18 +51,19 @@ struct SlicesArguments {
 /// `TILE` of the kernels.
 const TILE: u64 = 4096;
 
-/// `ROWS`, `FIRST` and `MORE` of the kernels.
+/// `ROWS`, what begins a sum, `MORE` and `ROUNDED` of the kernels.
 pub(super) const fn number(target: SumTarget) -> u16 {
     match target {
         SumTarget::Rows => 0,
         SumTarget::First => 1,
         SumTarget::More => 2,
+        SumTarget::Rounded => 3,
     }
 }
 
 impl Kernels {
-    /// The sums of slices in rank order in f32: as they are, or multiplied by `factor`, rounded, and stored
-    /// or added. Slices are f32 or bfloat16.
+    /// The sums of slices in rank order in f32: as they are, or rounded to bfloat16, or multiplied by `factor`, rounded,
+    /// and stored or added. Slices are f32 or bfloat16.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for no slices, another element type, an address that is missing or misaligned.
@@ -117,7 +118,7 @@ fn check(operand: &SlicesOperand, element: ElementType) -> Result<(), CudaFailur
         return Err(CudaFailure::Refused("no rank contributes to a sum".into()));
     }
     present("a sum", operand.into)?;
-    element_aligned("a sum", operand.into, 4)?;
+    element_aligned("a sum", operand.into, operand.target.element().bytes() as u64)?;
     for slice in &operand.slices {
         present("a rank's slice", *slice)?;
         element_aligned("a rank's slice", *slice, element.bytes() as u64)?;

@@ -89,12 +89,12 @@ pub enum Content {
     /// `[shards - 1, rows_per_rank, cols]` in the element type in which it travels. Where sums have levels, those of
     /// its block: `[slices, block - 1, rows_per_rank, cols]`.
     ReceivedGradient(WeightId, CallId, ElementType),
-    /// The sums of that gradient over this rank's block of a level, which is not the last: f32
-    /// `[slices, rows_per_rank, cols]`, with [`Mesh::slices`](crate::model::Mesh::slices) slices.
-    PartialGradient(WeightId, CallId, LevelId),
-    /// The other blocks' slices of such sums of the level before, for this rank to sum at this one: f32
-    /// `[slices, ranks - 1, rows_per_rank, cols]`.
-    ReceivedPartial(WeightId, CallId, LevelId),
+    /// The sums of that gradient over this rank's block of a level, which is not the last, as they travel on:
+    /// `[slices, rows_per_rank, cols]` in f32 or bf16, with [`Mesh::slices`](crate::model::Mesh::slices) slices.
+    PartialGradient(WeightId, CallId, LevelId, ElementType),
+    /// The other blocks' slices of such sums of the level before, for this rank to sum at this one:
+    /// `[slices, ranks - 1, rows_per_rank, cols]` in the element type in which they travel.
+    ReceivedPartial(WeightId, CallId, LevelId, ElementType),
     /// The rank's rows of that gradient, summed over the ranks of its replica: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
     /// Those rows, summed over the replicas where there are several: f32 `[rows_per_rank, cols]`.
@@ -242,13 +242,14 @@ impl Content {
                 let received = received_slices(weights.mesh, group);
                 slice.saturating_mul(element.bytes()).saturating_mul(received)
             }
-            Self::PartialGradient(weight, _, level) => {
+            Self::PartialGradient(weight, _, level, element) => {
                 let (group, slice) = summed(weight, level);
-                f32s(slice).saturating_mul(weights.mesh.slices(group) as usize)
+                slice.saturating_mul(element.bytes()).saturating_mul(weights.mesh.slices(group) as usize)
             }
-            Self::ReceivedPartial(weight, _, level) => {
+            Self::ReceivedPartial(weight, _, level, element) => {
                 let (group, slice) = summed(weight, level);
-                f32s(slice).saturating_mul(received_slices(weights.mesh, group))
+                let received = received_slices(weights.mesh, group);
+                slice.saturating_mul(element.bytes()).saturating_mul(received)
             }
             Self::AmaxHistory(bucket) => {
                 let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);

@@ -33,7 +33,7 @@ pub struct SumPart {
     pub own: SlotId,
     /// The peers' slices; absent where a replica is one rank, which has none.
     pub received: Option<SlotId>,
-    /// Where the sum goes, f32.
+    /// Where the sum goes, f32 but for [`SumTarget::Rounded`].
     pub into: SlotId,
     /// What goes there.
     pub target: SumTarget,
@@ -44,10 +44,32 @@ pub struct SumPart {
 pub enum SumTarget {
     /// The sum as it is, to be summed at the next level or over the replicas.
     Rows,
+    /// The sum rounded to bf16, to nearest even, to be summed at the next level.
+    Rounded,
     /// The main grad, begun: the sum divided by the number of ranks and of micro-batches.
     First,
     /// The main grad, continued: the same, added to the contributions before it.
     More,
+}
+
+impl SumTarget {
+    /// Sums that travel on to the next level in f32 or bf16.
+    #[must_use]
+    pub const fn travelling_in(element: ElementType) -> Self {
+        match element {
+            ElementType::Bf16 => Self::Rounded,
+            ElementType::F32 | ElementType::U8 | ElementType::U32 => Self::Rows,
+        }
+    }
+
+    /// The element type of what goes there.
+    #[must_use]
+    pub const fn element(self) -> ElementType {
+        match self {
+            Self::Rounded => ElementType::Bf16,
+            Self::Rows | Self::First | Self::More => ElementType::F32,
+        }
+    }
 }
 
 impl Operation for SumGradient {

@@ -19,15 +19,15 @@ pub enum ReduceEvery {
     Step,
 }
 
-/// In what gradients of sharded weights travel to be reduced that calls write in f32; those written in bf16
-/// travel as they are. Sums and main grads are f32 either way.
+/// In what gradients of sharded weights travel to be reduced that calls write in f32, and sums of blocks of ranks to be
+/// summed further; gradients written in bf16 travel as they are. Sums are made, and main grads kept, in f32 either way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceDtype {
     /// As they are.
     #[default]
     F32,
-    /// Rounded to bf16, to nearest even, before they leave the rank: half the bytes.
+    /// Rounded to bf16, to nearest even, before they leave the rank, once a level: half the bytes.
     Bf16,
 }
 

@@ -9,7 +9,8 @@
 //! before it where the timetable has exchanges early and its gradients are complete by then, neither added
 //! to others nor rounded. Where sums have levels ([`Mesh::tree`]), that is the first of them. What it leaves
 //! is exchanged right after it, beside what other gradients do at the first level, and summed one call
-//! further, level after level. Where there are several replicas the last task leaves the sums as they are;
+//! further, level after level; it travels as [`ReduceDtype`] says. Where there are several replicas the last task
+//! leaves the sums as they are;
 //! right after it they are summed over the replicas, in f32, and one call further they are accumulated; where each
 //! replica keeps a slice of the rows, that is one more level. Where
 //! collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum
@@ -20,6 +21,7 @@
 //! that one call completes are one collective, and one sum.
 //!
 //! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
+//! [`ReduceDtype`]: crate::policy::ReduceDtype
 //! [`Mesh::tree`]: crate::model::Mesh::tree
 
 use std::collections::{BTreeSet, HashMap};
@@ -136,6 +138,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
     let Collected { name, element, over, completed_later, levels, over_replicas, rows } = reduction;
     let Reductions { delay, early } = reductions;
     let (mesh, tail) = (draft.weights.mesh, draft.tail());
+    let sums_in = draft.policy.reduce_dtype.element();
     let weights = levels.iter().map(|level| level.parts.len().max(level.sums.len()));
     let subject = of_group(&name, weights.max().unwrap_or(0));
     let collective = levels.iter().all(|level| level.sums.is_empty());
@@ -167,7 +170,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
         };
         if !parts.is_empty() {
             let (element, carrier) =
-                if number == 0 { (element, Carrier::Reduce) } else { (ElementType::F32, Carrier::Replicas) };
+                if number == 0 { (element, Carrier::Reduce) } else { (sums_in, Carrier::Replicas) };
             let given = elements.saturating_mul(mesh.slices(group) as usize);
             let bytes = wire_bytes(given, element, mesh, group);
             let op = match collective {
@@ -183,7 +186,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
             draft.add(at, section, task);
         }
         if !sums.is_empty() {
-            let element = if number == 0 { element } else { ElementType::F32 };
+            let element = if number == 0 { element } else { sums_in };
             let op = Op::SumGradient(SumGradient { element, group, parts: sums });
             draft.add(summed.0, summed.1, DraftTask::local(op, subject, Carrier::Sum));
             last = summed;
@@ -310,6 +313,7 @@ impl Collected {
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
         let layout = draft.weights.layout(weight);
         let (mesh, shard) = (draft.weights.mesh, layout.shard);
+        let sums_in = draft.policy.reduce_dtype.element();
         let collective = draft.policy.collectives_sum(self.element);
         let replicated = mesh.size(shard.copies()) > 1 && !layout.is_in_slices();
         let reduced = (collective || replicated).then(|| {
@@ -331,14 +335,14 @@ impl Collected {
                     }
                     _ => {
                         let named = format!("{name} gradient of {label} from others at {level}");
-                        draft.transient(named, Content::ReceivedPartial(weight, call, level))
+                        draft.transient(named, Content::ReceivedPartial(weight, call, level, sums_in))
                     }
                 });
                 let (into, target) = match (is_last, reduced) {
                     (false, _) => {
                         let named = format!("{name} gradient of {label} summed at {level}");
-                        let content = Content::PartialGradient(weight, call, level);
-                        (draft.transient(named, content), SumTarget::Rows)
+                        let content = Content::PartialGradient(weight, call, level, sums_in);
+                        (draft.transient(named, content), SumTarget::travelling_in(sums_in))
                     }
                     (true, Some(rows)) => (rows, SumTarget::Rows),
                     (true, None) if first => (draft.slot(Content::MainGrad(weight)), SumTarget::First),

@@ -187,8 +187,8 @@ impl Ids<'_> {
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)
             | Content::ReceivedGradient(weight, call, _)
-            | Content::PartialGradient(weight, call, _)
-            | Content::ReceivedPartial(weight, call, _)
+            | Content::PartialGradient(weight, call, ..)
+            | Content::ReceivedPartial(weight, call, ..)
             | Content::ReducedGradient(weight, call)
             | Content::SummedGradient(weight, call) => {
                 self.weight(weight, &place)?;

@@ -79,10 +79,10 @@ pub(super) enum Held {
     ReceivedGradient(WeightId, BTreeSet<CallId>, ElementType),
     /// What a call wrote in bf16, its padding rows not zero yet.
     Unpadded(WeightId, CallId),
-    /// What these calls made, summed over this rank's block of a level.
-    PartialGradient(WeightId, BTreeSet<CallId>, LevelId),
+    /// What these calls made, summed over this rank's block of a level, in the element type in which it travels on.
+    PartialGradient(WeightId, BTreeSet<CallId>, LevelId, ElementType),
     /// The other ranks' slices for this rank of such sums of the level before, to be summed at this one.
-    ReceivedPartial(WeightId, BTreeSet<CallId>, LevelId),
+    ReceivedPartial(WeightId, BTreeSet<CallId>, LevelId, ElementType),
     /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
     /// Those rows, summed over the replicas too.
@@ -152,11 +152,11 @@ impl Held {
                 matches!(content, Content::ReceivedGradient(other, call, of) if (other, of) == (*weight, *element) && calls.contains(&call))
             }
             Self::Unpadded(weight, call) => content == Content::WireGradient(*weight, *call),
-            Self::PartialGradient(weight, calls, level) => {
-                matches!(content, Content::PartialGradient(other, call, at) if (other, at) == (*weight, *level) && calls.contains(&call))
+            Self::PartialGradient(weight, calls, level, element) => {
+                matches!(content, Content::PartialGradient(other, call, at, of) if (other, at, of) == (*weight, *level, *element) && calls.contains(&call))
             }
-            Self::ReceivedPartial(weight, calls, level) => {
-                matches!(content, Content::ReceivedPartial(other, call, at) if (other, at) == (*weight, *level) && calls.contains(&call))
+            Self::ReceivedPartial(weight, calls, level, element) => {
+                matches!(content, Content::ReceivedPartial(other, call, at, of) if (other, at, of) == (*weight, *level, *element) && calls.contains(&call))
             }
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
@@ -284,12 +284,15 @@ impl Held {
                     calls(of)
                 )
             }
-            Self::PartialGradient(weight, of, level) => {
-                format!("the sums of {level} of the gradient of {} from {}", name(weight), calls(of))
+            Self::PartialGradient(weight, of, level, element) => {
+                let (name, calls, element) = (name(weight), calls(of), in_words(*element));
+                format!("the sums of {level} in {element} of the gradient of {name} from {calls}")
             }
-            Self::ReceivedPartial(weight, of, level) => {
-                let (name, calls) = (name(weight), calls(of));
-                format!("the other ranks' sums of the gradient of {name} from {calls} for {level}")
+            Self::ReceivedPartial(weight, of, level, element) => {
+                let (name, calls, element) = (name(weight), calls(of), in_words(*element));
+                format!(
+                    "the other ranks' sums in {element} of the gradient of {name} from {calls} for {level}"
+                )
             }
             Self::ReducedGradient(weight, of) => {
                 format!("the reduced gradient of {} from {}", name(weight), calls(of))

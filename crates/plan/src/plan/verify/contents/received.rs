@@ -10,6 +10,7 @@
 
 use std::collections::BTreeSet;
 
+use super::held::in_words;
 use super::{Held, Run, Verdict};
 use crate::layout::Content;
 use crate::model::{Group, Placement};
@@ -52,11 +53,13 @@ impl Run<'_> {
         self.all_received(task, weight, group, (expected, received))?;
         let (mesh, layout) = (self.plan.weights.mesh, self.plan.weights.layout(weight));
         let is_last = level.index() + 1 == layout.shard.depth(mesh);
-        if target == SumTarget::Rows {
+        if matches!(target, SumTarget::Rows | SumTarget::Rounded) {
+            let left = target.element();
+            self.travels_on(task, weight, (left, is_last))?;
             let held = match (is_last, layout.is_in_slices()) {
                 (true, false) => Held::ReducedGradient(weight, calls),
                 (true, true) => Held::SummedGradient(weight, calls),
-                (false, _) => Held::PartialGradient(weight, calls, level),
+                (false, _) => Held::PartialGradient(weight, calls, level, left),
             };
             return self.fill(task, into, held);
         }
@@ -129,15 +132,17 @@ impl Run<'_> {
             return self.travelling(task, element, weight, slot);
         };
         match self.slots.held(slot) {
-            Held::PartialGradient(of, calls, left_by) if (*of, *left_by) == (weight, below) => {
-                if element == ElementType::F32 {
+            Held::PartialGradient(of, calls, left_by, left) if (*of, *left_by) == (weight, below) => {
+                if element == *left {
                     return Ok(calls.clone());
                 }
                 let problem = format!(
-                    "reduces sums of the gradient of `{}` in another type than f32",
-                    self.name(weight)
+                    "reduces sums of the gradient of `{}` in {}, which are in {}",
+                    self.name(weight),
+                    in_words(element),
+                    in_words(*left)
                 );
-                self.wrong_accumulation(task, problem, "let sums of blocks travel in f32")
+                self.wrong_accumulation(task, problem, "let sums of blocks travel as they were left")
             }
             _ => {
                 let needs = format!("the sums of {below} of a gradient of `{}`", self.name(weight));
@@ -145,6 +150,27 @@ impl Run<'_> {
                 self.wrong_gradient(task, slot, needs, remedy)
             }
         }
+    }
+
+    /// Sums that travel on are left in what the plan was requested; those of all ranks stay in f32.
+    fn travels_on(
+        &self,
+        task: TaskId,
+        weight: WeightId,
+        (left, is_last): (ElementType, bool),
+    ) -> Verdict<()> {
+        let chosen = if is_last { ElementType::F32 } else { self.plan.policy.reduce_dtype.element() };
+        if left == chosen {
+            return Ok(());
+        }
+        let problem = format!(
+            "leaves sums of the gradient of `{}` in {}, and not in {}",
+            self.name(weight),
+            in_words(left),
+            in_words(chosen)
+        );
+        let remedy = "round the sums of a block as reduce_dtype says, and none of all ranks";
+        self.wrong_accumulation(task, problem, remedy)
     }
 
     /// What every other rank gives must be there: `expected`.
@@ -195,8 +221,8 @@ impl Run<'_> {
         let mut furthest = None;
         for (slot, held) in self.slots.all() {
             let (of, calls, level, how) = match held {
-                Held::PartialGradient(of, calls, level) => (of, calls, level, "summed into"),
-                Held::ReceivedPartial(of, calls, level) => (of, calls, level, "exchanged into"),
+                Held::PartialGradient(of, calls, level, _) => (of, calls, level, "summed into"),
+                Held::ReceivedPartial(of, calls, level, _) => (of, calls, level, "exchanged into"),
                 _ => continue,
             };
             if *of == weight && calls.contains(&call) {
@@ -212,6 +238,6 @@ impl Run<'_> {
 fn brought(weight: WeightId, calls: BTreeSet<CallId>, element: ElementType, level: LevelId) -> Held {
     match level.index() {
         0 => Held::ReceivedGradient(weight, calls, element),
-        _ => Held::ReceivedPartial(weight, calls, level),
+        _ => Held::ReceivedPartial(weight, calls, level, element),
     }
 }
