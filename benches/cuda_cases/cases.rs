@@ -5,8 +5,8 @@ use warpweft_cuda::DeviceAddress;
 use warpweft_cuda::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CombineOperand, CopyOperand,
     DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, MasterCast, MasterFragment,
-    MasterState, NormOperand, ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand,
-    ZeroOperand,
+    MasterState, NormFrom, NormOperand, ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand,
+    TransposeOperand, ZeroOperand,
 };
 use warpweft_format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
 use warpweft_plan::layout::OptimizerSettings;
@@ -325,7 +325,8 @@ fn sum_slices(device: &Device, size: &Size, element: ElementType) -> Option<Vec<
 
 fn norm(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     let operands = operands(size, |shape| {
-        Some(NormOperand { values: device.take(shape.elements() * 4)?, elements: shape.elements() })
+        let from = NormFrom::Values(device.take(shape.elements() * 4)?);
+        Some(NormOperand { from, elements: shape.elements() })
     })?;
     let (fault, record) = (device.take(4)?, device.take(16)?);
     Some(vec![device.kernels.grad_norm(&operands, fault, record).unwrap()])

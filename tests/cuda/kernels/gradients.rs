@@ -3,10 +3,13 @@
 use half::bf16;
 use warpweft_backend::local::Combination;
 use warpweft_cuda::DeviceAddress;
-use warpweft_cuda::kernels::{AccumulateOperand, CombineOperand, NormOperand, SlicesOperand, VoteOperand};
+use warpweft_cuda::kernels::{
+    AccumulateOperand, CombineOperand, NormFrom, NormOperand, SlicesOperand, VoteOperand,
+};
 use warpweft_format::ElementType;
 use warpweft_plan::op::{NormRecord, Reduction, SumTarget, Vote};
 use warpweft_testing::golden_file::assert_bytes;
+use warpweft_testing::squares;
 
 use super::values::{Kind, Random, values};
 use crate::gpu::Gpu;
@@ -184,21 +187,6 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
     }
 }
 
-/// The CPU backend's sum of squares: f64, eight strides.
-fn squares(gradients: &[Vec<f32>]) -> f64 {
-    let mut sum = 0.0_f64;
-    for gradient in gradients {
-        let mut strides = [0.0_f64; 8];
-        for chunk in gradient.chunks(8) {
-            for (stride, value) in strides.iter_mut().zip(chunk) {
-                *stride += f64::from(*value) * f64::from(*value);
-            }
-        }
-        sum += strides.iter().sum::<f64>();
-    }
-    sum
-}
-
 fn record(gpu: &Gpu, gradients: &[Vec<f32>], fault: u32, runs: usize) -> Vec<NormRecord> {
     record_at(gpu, gradients, |at| at % 2 * 4, fault, runs)
 }
@@ -215,7 +203,10 @@ fn record_at(
     let operands: Vec<_> = buffers
         .iter()
         .zip(gradients)
-        .map(|(buffer, gradient)| NormOperand { values: buffer.address(), elements: gradient.len() })
+        .map(|(buffer, gradient)| NormOperand {
+            from: NormFrom::Values(buffer.address()),
+            elements: gradient.len(),
+        })
         .collect();
     let (fault, record) =
         (gpu.buffer(&[fault]), gpu.buffer(&[NormRecord { reserved: 9, ..NormRecord::default() }]));
@@ -235,10 +226,35 @@ fn a_norm_record_is_the_cpus_and_the_same_in_every_run() {
         let gradients: Vec<_> = LENGTHS.iter().map(|n| values(*n, Kind::Wide, *n as u64 + seed)).collect();
         let records = record(&gpu, &gradients, 3, 4);
         assert!(records.iter().all(|record| *record == records[0]), "{records:?}");
-        let expected = squares(&gradients);
-        let apart = (records[0].squares / expected - 1.0).abs();
-        assert!(apart <= 1e-14, "{} and {expected}", records[0].squares);
+        let expected = squares::of_rank(&gradients);
+        assert_eq!(records[0].squares.to_bits(), expected.to_bits(), "{} and {expected}", records[0].squares);
         assert_eq!((records[0].fault, records[0].reserved), (3, 0));
+    }
+}
+
+/// Of some gradients the squares of blocks are there, of others the elements.
+#[test]
+fn a_norm_record_of_squares_that_were_taken_is_that_of_the_gradients() {
+    let Some(gpu) = Gpu::open("norm records of squares") else { return };
+    let lengths = LENGTHS.into_iter().chain([4096 * 8 * 32 + 1, 1_500_000]);
+    let gradients: Vec<_> = lengths.map(|n| values(n, Kind::Wide, n as u64)).collect();
+    let taken = gradients.iter().map(|g| g.chunks(4096).map(squares::of_block).collect::<Vec<f64>>());
+    let taken: Vec<_> = taken.map(|squares| gpu.buffer(&squares)).collect();
+    let values: Vec<_> = gradients.iter().map(|gradient| gpu.buffer(gradient)).collect();
+    let expected = squares::of_rank(&gradients);
+    for turn in 0..4 {
+        let operand = |at: usize| {
+            let from = match (at + turn) % 4 {
+                0 => NormFrom::Values(values[at].address()),
+                _ => NormFrom::Squares(taken[at].address()),
+            };
+            NormOperand { from, elements: gradients[at].len() }
+        };
+        let operands: Vec<_> = (0..gradients.len()).map(operand).collect();
+        let (fault, record) = (gpu.buffer(&[7_u32]), gpu.buffer(&[NormRecord::default()]));
+        gpu.run(gpu.kernels.grad_norm(&operands, fault.address(), record.address()));
+        let found = record.read()[0];
+        assert_eq!((found.squares.to_bits(), found.fault), (expected.to_bits(), 7), "turn {turn}");
     }
 }
 

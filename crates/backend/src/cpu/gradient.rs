@@ -2,9 +2,9 @@
 //!
 //! Laws:
 //! - Sums have one order. A gradient's contributions are added in rank order in f32, block by block, and what
-//!   is then made of a block is what accumulating the finished sum would make of it. Squares are added in f64
-//!   over eight fixed strides of the rank's real rows, weight after weight; ranks are added in rank order in
-//!   f64, and the norm is rounded once. So every rank computes the same vote from the same records.
+//!   is then made of a block is what accumulating the finished sum would make of it. Squares of the rank's real rows
+//!   are added as `squares` says; ranks are added in rank order in f64, and the norm is rounded once. So every rank
+//!   computes the same vote from the same records.
 //! - Main grads stay multiplied by the gradient scale. The vote carries what undoes it, and it is undone in two
 //!   places: the norm in the vote, and the gradient where the optimizer reads it. A value that is
 //!   not finite is looked for among the scaled ones: an overflow that scaling caused skips the step, and
@@ -15,6 +15,7 @@ use half::bf16;
 
 use super::memory::Arena;
 use super::op_error::OpError;
+use super::squares::OfRank;
 use crate::local::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
@@ -105,30 +106,14 @@ pub(super) fn round(op: &Round, arena: &Arena) -> Result<(), OpError> {
 
 /// The rank's share of the squared norm, and its fault word.
 pub(super) fn grad_norm(op: &GradNorm, arena: &Arena) -> Result<(), OpError> {
-    let mut sum = 0.0;
+    let mut squares = OfRank::new();
     for region in &op.main_grads {
-        sum += squares(&arena.read::<f32>(*region)?);
+        squares.add_values(&arena.read::<f32>(*region)?);
     }
     let fault = arena.read::<u32>(op.fault)?.first().copied().unwrap_or(0);
-    let record = NormRecord { squares: sum, fault, reserved: 0 };
+    let record = NormRecord { squares: squares.sum(), fault, reserved: 0 };
     arena.write::<NormRecord>(op.record)?.fill(record);
     Ok(())
-}
-
-/// Sum of squares in f64, where each square is exact.
-fn squares(values: &[f32]) -> f64 {
-    const STRIDES: usize = 8;
-    let mut sums = [0.0_f64; STRIDES];
-    let (chunks, rest) = values.as_chunks::<STRIDES>();
-    for chunk in chunks {
-        for (sum, value) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(*value) * f64::from(*value);
-        }
-    }
-    for (sum, value) in sums.iter_mut().zip(rest) {
-        *sum += f64::from(*value) * f64::from(*value);
-    }
-    sums.iter().sum()
 }
 
 /// The verdict over the step.
@@ -229,15 +214,5 @@ mod tests {
         let all = vec![record(f64::from(0.1_f32), 0); 1 << 14];
         let exact = (all.len() as f64 * f64::from(0.1_f32)).sqrt();
         assert_eq!(count(&all, 0, 1.0, 0.0).norm, exact as f32);
-    }
-
-    #[test]
-    fn squares_are_summed_without_losing_small_ones() {
-        let mut values = vec![1e-4_f32; 1 << 20];
-        values[0] = 1e2;
-        let expected = 1e4 + (values.len() - 1) as f64 * (f64::from(1e-4_f32) * f64::from(1e-4_f32));
-        assert!((squares(&values) / expected - 1.0).abs() < 1e-9);
-        assert!(squares(&[f32::MAX; 3]).is_finite());
-        assert!(squares(&[1.0, f32::NAN]).is_nan());
     }
 }

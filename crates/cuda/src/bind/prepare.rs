@@ -10,8 +10,8 @@ use crate::failure::CudaFailure;
 use crate::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CopyOperand, DelayedScaleOperand,
     DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, Kernels, MasterAmax, MasterCast,
-    MasterFragment, MasterState, NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand,
-    TransposeOperand, VoteOperand, ZeroOperand,
+    MasterFragment, MasterState, NormFrom, NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows,
+    SlicesOperand, TransposeOperand, VoteOperand, ZeroOperand,
 };
 use warpweft_backend::local::{
     Accumulate, Adam, Assemble, CastVote, CustomOptimizer, DelayedScale, Dequantize, FusedScale, GradNorm,
@@ -236,7 +236,7 @@ impl Preparation<'_> {
 
     pub(super) fn grad_norm(&self, op: &GradNorm) -> Result<KernelLaunch, CudaFailure> {
         let operand = |region: &Region| NormOperand {
-            values: self.at(*region),
+            from: NormFrom::Values(self.at(*region)),
             elements: region.bytes / size_of::<f32>(),
         };
         let operands: Vec<_> = op.main_grads.iter().map(operand).collect();

@@ -10,7 +10,11 @@ use super::operation::{Moves, Named, Operation, Part, Sizes};
 use crate::model::Access;
 use warpweft_base::id::{SlotId, WeightId};
 
-/// Squared norm of the rank's main grads and the rank's fault word, as one record.
+/// So many elements of a main grad have one partial sum of squares.
+pub const SQUARED_TOGETHER: usize = 4096;
+
+/// Squared norm of the rank's main grads and the rank's fault word, as one record. Squares have one order: blocks of
+/// [`SQUARED_TOGETHER`] elements first, and these weight after weight as ids say.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct GradNorm {
     /// Main grads with their weights.
