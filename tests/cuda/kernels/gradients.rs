@@ -134,16 +134,27 @@ fn slices_are_summed_in_rank_order_and_accumulated_in_the_same_pass() {
     let Some(gpu) = Gpu::open("sums of slices") else { return };
     for ranks in [1, 2, 3, 4, 8, 11] {
         for element in [ElementType::F32, ElementType::Bf16] {
-            sum_slices(&gpu, ranks, element);
+            sum_slices(&gpu, ranks, element, Kind::Special);
         }
     }
 }
 
-fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
+/// Of real rows alone, which may end anywhere, in the order that a norm would add them in.
+#[test]
+fn squares_are_taken_of_what_a_sum_leaves() {
+    let Some(gpu) = Gpu::open("squares of sums") else { return };
+    for ranks in [1, 2, 3, 8] {
+        for element in [ElementType::F32, ElementType::Bf16] {
+            sum_slices(&gpu, ranks, element, Kind::Wide);
+        }
+    }
+}
+
+fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType, kind: Kind) {
     let factor = 1.0 / 3.0_f32;
     let target = |at: usize| [SumTarget::Rows, SumTarget::First, SumTarget::More][(at + ranks) % 3];
     let slice = |rank: usize, length: usize| {
-        let mut slice = values(length, Kind::Special, (rank * 1000 + length) as u64);
+        let mut slice = values(length, kind, (rank * 1000 + length) as u64);
         if element == ElementType::Bf16 {
             slice.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
         }
@@ -161,12 +172,17 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
         })
         .collect();
     let on_into: Vec<_> = before.iter().enumerate().map(|(at, v)| gpu.buffer_at(v, at % 4 / 3 * 4)).collect();
+    // All elements count, or none of the last ones, or nobody asks.
+    let counted = |at: usize| [Some(LENGTHS[at]), Some(LENGTHS[at] * 4 / 5), None][(at + ranks) / 2 % 3];
+    let unwritten = |at: usize| vec![-1.0_f64; LENGTHS[at].div_ceil(4096)];
+    let on_squares: Vec<_> = (0..LENGTHS.len()).map(|at| gpu.buffer(&unwritten(at))).collect();
     let operands: Vec<_> = (0..LENGTHS.len())
         .map(|at| SlicesOperand {
             slices: on_slices[at].iter().map(|slice| slice.address()).collect(),
             into: on_into[at].address(),
             elements: LENGTHS[at],
             target: target(at),
+            squares: counted(at).map(|counted| (on_squares[at].address(), counted)),
         })
         .collect();
     gpu.run(gpu.kernels.sum_slices(element, &operands, factor));
@@ -184,6 +200,15 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
         }
         let what = format!("{element:?} of {ranks} ranks, {} as {:?}", LENGTHS[at], target(at));
         same(&what, &on_into[at].read(), &expected);
+        let taken = counted(at).map(|counted| {
+            let end = |first: usize| counted.clamp(first, expected.len().min(first + 4096));
+            let blocks = (0..expected.len()).step_by(4096);
+            blocks.map(|first| squares::of_block(&expected[first..end(first)])).collect()
+        });
+        let bits = |all: Vec<f64>| -> Vec<u64> {
+            all.into_iter().map(|one| if one.is_nan() { f64::NAN } else { one }.to_bits()).collect()
+        };
+        assert_eq!(bits(on_squares[at].read()), bits(taken.unwrap_or_else(|| unwritten(at))), "{what}");
     }
 }
 

@@ -3,8 +3,8 @@
 //! Laws:
 //! - Sums have one order. A gradient's contributions are added in rank order in f32, block by block, and what
 //!   is then made of a block is what accumulating the finished sum would make of it. Squares of the rank's real rows
-//!   are added as `squares` says; ranks are added in rank order in f64, and the norm is rounded once. So every rank
-//!   computes the same vote from the same records.
+//!   are added as `squares` says, by the sum that makes a block or by the norm; ranks are added in rank order in f64,
+//!   and the norm is rounded once. So every rank computes the same vote from the same records.
 //! - Main grads stay multiplied by the gradient scale. The vote carries what undoes it, and it is undone in two
 //!   places: the norm in the vote, and the gradient where the optimizer reads it. A value that is
 //!   not finite is looked for among the scaled ones: an overflow that scaling caused skips the step, and
@@ -15,12 +15,12 @@ use half::bf16;
 
 use super::memory::Arena;
 use super::op_error::OpError;
-use super::squares::OfRank;
-use crate::local::{Accumulate, CastVote, GradNorm, Round, SumGradient};
+use super::squares::{self, OfRank};
+use crate::local::{Accumulate, CastVote, GradNorm, NormSource, Round, SumGradient};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
-use warpweft_plan::op::{NormRecord, SumTarget, Vote};
+use warpweft_plan::op::{NormRecord, SQUARED_TOGETHER, SumTarget, Vote};
 
 /// Whether all values of a gradient are finite, as a call wrote it in f32 or bf16.
 pub(super) fn is_finite(element: ElementType, region: Region, arena: &Arena) -> Result<bool, OpError> {
@@ -56,11 +56,13 @@ pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> 
 
 /// Sums the rank's slices of gradients in rank order, and accumulates the sums where that is requested.
 pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpError> {
-    const BLOCK: usize = 4096;
+    const BLOCK: usize = SQUARED_TOGETHER;
     let bytes = op.element.bytes();
     let mut block = [0.0_f32; BLOCK];
     for sum in &op.sums {
         let mut into = arena.write::<f32>(sum.into)?;
+        let (taken, counted) = sum.squares.map(|taken| (taken.to, taken.elements)).unwrap_or_default();
+        let mut squares = arena.write::<f64>(taken)?;
         for (number, into) in into.chunks_mut(BLOCK).enumerate() {
             let block = &mut block[..into.len()];
             for (position, slice) in sum.slices.iter().enumerate() {
@@ -78,6 +80,10 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
                 SumTarget::Rows => rows.for_each(|(row, sum)| *row = *sum),
                 SumTarget::First => rows.for_each(|(row, sum)| *row = sum * op.factor),
                 SumTarget::More => rows.for_each(|(row, sum)| *row += sum * op.factor),
+            }
+            if let Some(square) = squares.get_mut(number) {
+                let counted = counted.saturating_sub(number * BLOCK).min(into.len());
+                *square = squares::of_block(&into[..counted]);
             }
         }
     }
@@ -107,8 +113,14 @@ pub(super) fn round(op: &Round, arena: &Arena) -> Result<(), OpError> {
 /// The rank's share of the squared norm, and its fault word.
 pub(super) fn grad_norm(op: &GradNorm, arena: &Arena) -> Result<(), OpError> {
     let mut squares = OfRank::new();
-    for region in &op.main_grads {
-        squares.add_values(&arena.read::<f32>(*region)?);
+    for part in &op.parts {
+        match part.source {
+            NormSource::MainGrad(values) => squares.add_values(&arena.read::<f32>(values)?),
+            NormSource::Squares(taken) => {
+                let taken = arena.read::<f64>(taken)?;
+                squares.add(taken.len(), |block| taken[block]);
+            }
+        }
     }
     let fault = arena.read::<u32>(op.fault)?.first().copied().unwrap_or(0);
     let record = NormRecord { squares: squares.sum(), fault, reserved: 0 };
