@@ -1,13 +1,13 @@
 // The squared norm of a rank's main grads with its fault word, and the verdict over all ranks' records.
 //
 // Laws:
-// - Squares are exact in f64 and added in f64, in an order that follows from the lengths of the gradients
-//   alone: elements to threads, threads to a block's partial sum, partial sums in block order. So the result is
-//   the same on every device, at every address and in every run.
-// - The blocks of a gradient take its stretches in turn, so that they walk through memory side by side. With one long
-//   stretch for each, launches took up to 4 % longer (one H100, 2026-11-25).
-// - The last block to start adds the partial sums: all others are running or done, so it can wait for
-//   them. A partial sum says by itself that it is there, and no block waits for a fence. What is counted and
+// - Squares are added as squares.cuh says. Here, the blocks of a main grad, SQUARED_TOGETHER elements each, are put in
+//   groups of 8 that are as far from each other as there are groups, and groups are added by the threads of one block.
+//   Of a main grad whose squares a sum took, these are read in place of its elements.
+// - So blocks of a group walk through memory side by side with others. With one long stretch for each, launches took up
+//   to 4 % longer (one H100, 2026-11-25).
+// - The last block to start adds the groups: all others are running or done, so it can wait for
+//   them. A group's sum says by itself that it is there, and no block waits for a fence. What is counted and
 //   summed is left at zero.
 // - Ranks are added in rank order in f64, and the norm is rounded once, when their scale is taken away: every
 //   rank computes the same vote from the same records.
@@ -17,14 +17,25 @@
 //   too large; its launch finds that (adam.cu).
 
 #include "common.cuh"
+#include "squares.cuh"
+
+// Blocks of a group.
+constexpr u32 GROUP = 8;
+// Groups of which one block of threads reads the squares.
+constexpr u32 GROUPS_OF_SQUARES = THREADS / GROUP;
 
 struct NormTensor {
+    // Or nothing, where a sum took the squares.
     const float* values;
+    const double* squares;
     u64 count;
+    // How many groups it has, and how many all tensors before it.
+    u32 groups;
+    u32 first_group;
     u32 aligned;
     u32 reserved;
 };
-static_assert(sizeof(NormTensor) == 24, "kernels::norm::TensorArguments");
+static_assert(sizeof(NormTensor) == 40, "kernels::norm::TensorArguments");
 
 // What a rank tells the others, as `op::NormRecord` lays it out.
 struct NormRecord {
@@ -42,38 +53,12 @@ struct NormArguments {
     u32* started;
     const u32* fault;
     NormRecord* record;
+    u32 groups;
+    u32 reserved;
     NormTensor only;
 };
 
-constexpr u32 UNROLL = 4;
-// Elements of a stretch.
-constexpr u32 STRIDE = 4 * THREADS * UNROLL;
-
-__device__ __forceinline__ double square_onto(double sum, float value) {
-    double wide = value;
-    return __fma_rn(wide, wide, sum);
-}
-
-// Sum over the block, in thread 0, always in the same order.
-__device__ __forceinline__ double over_block(double sum) {
-    __shared__ double of_warp[WARPS];
-#pragma unroll
-    for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, distance);
-    if (lane() == 0) of_warp[warp()] = sum;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (u32 w = 1; w < WARPS; ++w) sum += of_warp[w];
-    }
-    return sum;
-}
-
-// Four neighbours, each onto its own sum.
-__device__ __forceinline__ void squares_onto(double (&sums)[4], float4 v) {
-    sums[0] = square_onto(sums[0], v.x);
-    sums[1] = square_onto(sums[1], v.y);
-    sums[2] = square_onto(sums[2], v.z);
-    sums[3] = square_onto(sums[3], v.w);
-}
+constexpr u32 UNROLL = SQUARED_TOGETHER / (4 * THREADS);
 
 // Four neighbours wherever they begin; those past the end count as 0.
 __device__ __forceinline__ float4 some_of(const NormTensor& t, u64 at) {
@@ -83,28 +68,45 @@ __device__ __forceinline__ float4 some_of(const NormTensor& t, u64 at) {
     return make_float4(v[0], v[1], v[2], v[3]);
 }
 
-// The thread's part of the squares of a block's stretches.
-__device__ __forceinline__ double squares_of_tile(const NormArguments& all, u32 tile) {
-    Place place = place_of(all.tiles, tile);
-    const NormTensor t = tensor_of<NormTensor>(all, place);
-    u64 step = u64(tiles_of(all.tiles, place.tensor)) * STRIDE;
-    double sums[4] = {0.0, 0.0, 0.0, 0.0};
+// The sum of a group's squares, in thread 0.
+__device__ __forceinline__ double squares_of_values(const NormTensor& t, u32 group) {
+    __shared__ double of_warps[GROUP][WARPS];
     // Unrolled further, reads would wait for squares.
 #pragma unroll 1
-    for (u64 first = u64(place.tile) * STRIDE; first < t.count; first += step) {
+    for (u32 block = 0; block < GROUP; ++block) {
+        u64 first = (u64(block) * t.groups + group) * SQUARED_TOGETHER;
         u64 own = first + 4 * threadIdx.x;
-        if (t.aligned && first + STRIDE <= t.count) {
+        Squares squares;
+        if (t.aligned && first + SQUARED_TOGETHER <= t.count) {
             float4 v[UNROLL];
 #pragma unroll
             for (u32 i = 0; i < UNROLL; ++i) v[i] = load16(t.values + own + i * 4 * THREADS);
 #pragma unroll
-            for (u32 i = 0; i < UNROLL; ++i) squares_onto(sums, v[i]);
-        } else {
+            for (u32 i = 0; i < UNROLL; ++i) squares.add(v[i]);
+        } else if (first < t.count) {
 #pragma unroll 1
-            for (u32 i = 0; i < UNROLL; ++i) squares_onto(sums, some_of(t, own + i * 4 * THREADS));
+            for (u32 i = 0; i < UNROLL; ++i) squares.add(some_of(t, own + i * 4 * THREADS));
         }
+        double sum = halved<32>(squares.of_thread());
+        if (lane() == 0) of_warps[block][warp()] = sum;
     }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    __syncthreads();
+    double sum = 0.0;
+    if (warp() == 0) {
+        if (lane() < GROUP) {
+            sum = of_warps[lane()][0];
+            for (u32 w = 1; w < WARPS; ++w) sum += of_warps[lane()][w];
+        }
+        sum = halved<GROUP>(sum);
+    }
+    return sum;
+}
+
+// The squares of a block, of as many threads as a group has blocks each.
+__device__ __forceinline__ double squares_taken(const NormTensor& t, u32 group) {
+    u64 block = u64(threadIdx.x % GROUP) * t.groups + group;
+    bool is_there = group < t.groups && block * SQUARED_TOGETHER < t.count;
+    return halved<GROUP>(is_there ? t.squares[block] : 0.0);
 }
 
 // A partial sum as it is in memory: inverted, so that zero means that it is not there yet. The NaN that
@@ -115,25 +117,40 @@ __device__ __forceinline__ void store_partial(u64* to, double sum) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
-// The thread's share of the partial sums, which other blocks write in this launch: read many at a time, waited
+// Writes the sums of the groups of a tile.
+__device__ __forceinline__ void store_groups(const NormArguments& all, u32 tile) {
+    Place place = place_of(all.tiles, tile);
+    const NormTensor t = tensor_of<NormTensor>(all, place);
+    u64* partial = all.partial + t.first_group;
+    if (t.values != nullptr) {
+        double sum = squares_of_values(t, place.tile);
+        if (threadIdx.x == 0) store_partial(partial + place.tile, sum);
+    } else {
+        u32 group = place.tile * GROUPS_OF_SQUARES + threadIdx.x / GROUP;
+        double sum = squares_taken(t, group);
+        if (threadIdx.x % GROUP == 0 && group < t.groups) store_partial(partial + group, sum);
+    }
+}
+
+// The thread's share of the groups' sums, which other blocks write in this launch: read many at a time, waited
 // for, and cleared.
 __device__ __forceinline__ double partial_sums(const NormArguments& all) {
     constexpr u32 AT_A_TIME = 8;
     double sum = 0.0;
-    for (u32 first = threadIdx.x; first < gridDim.x; first += AT_A_TIME * THREADS) {
+    for (u32 first = threadIdx.x; first < all.groups; first += AT_A_TIME * THREADS) {
         u64 words[AT_A_TIME];
         bool are_there;
         do {
             are_there = true;
 #pragma unroll
             for (u32 i = 0; i < AT_A_TIME; ++i) {
-                u32 block = first + i * THREADS;
+                u32 group = first + i * THREADS;
                 // Past the end there is +0.
                 words[i] = ~u64(0);
-                if (block < gridDim.x) {
+                if (group < all.groups) {
                     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
                                  : "=l"(words[i])
-                                 : "l"(all.partial + block)
+                                 : "l"(all.partial + group)
                                  : "memory");
                 }
             }
@@ -142,10 +159,10 @@ __device__ __forceinline__ double partial_sums(const NormArguments& all) {
         } while (!are_there);
 #pragma unroll
         for (u32 i = 0; i < AT_A_TIME; ++i) {
-            u32 block = first + i * THREADS;
+            u32 group = first + i * THREADS;
             sum += __longlong_as_double(~words[i]);
-            if (block < gridDim.x) {
-                asm volatile("st.relaxed.gpu.global.u64 [%0], 0;" ::"l"(all.partial + block) : "memory");
+            if (group < all.groups) {
+                asm volatile("st.relaxed.gpu.global.u64 [%0], 0;" ::"l"(all.partial + group) : "memory");
             }
         }
     }
@@ -156,15 +173,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) grad_norm(const __grid_
     __shared__ bool is_last;
     u32 before = 0;
     if (threadIdx.x == 0) before = started_before(all.started, gridDim.x);
-    double sum = blockIdx.x < all.tiles.count ? squares_of_tile(all, blockIdx.x) : 0.0;
+    if (blockIdx.x < all.tiles.count) store_groups(all, blockIdx.x);
     if (threadIdx.x == 0) is_last = before == gridDim.x - 1;
-    sum = over_block(sum);
-    if (threadIdx.x == 0) store_partial(all.partial + blockIdx.x, sum);
-    if (!is_last) return;
-    // Requested together with the partial sums.
-    u32 fault = *all.fault;
     __syncthreads();
-    sum = over_block(partial_sums(all));
+    if (!is_last) return;
+    // Requested together with the groups.
+    u32 fault = *all.fault;
+    double sum = over_block(partial_sums(all));
     if (threadIdx.x == 0) *all.record = NormRecord{sum, fault, 0};
 }
 

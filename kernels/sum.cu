@@ -5,13 +5,16 @@
 // - A sum over ranks begins with rank 0's value and adds 1, 2, ... in f32, and is rounded once if it is kept in
 //   bf16; a maximum ignores NaN unless all are. What is accumulated in the same pass is the finished sum. None of it
 //   depends on the number of blocks, so every rank and every run gets the same bits.
+// - Squares that a sum takes are of what it leaves, as squares.cuh says; only those of real rows are not zero.
 
 #include "common.cuh"
 #include "elements.cuh"
 #include "slice.cuh"
+#include "squares.cuh"
 
 // Elements of a tile: four 16-byte accesses per thread.
 constexpr u32 TILE = 4096;
+static_assert(TILE == SQUARED_TOGETHER, "a tile's squares are a block's");
 constexpr u32 STEPS = TILE / (4 * THREADS);
 
 struct AccumulateTensor {
@@ -195,8 +198,11 @@ struct SlicesTensor {
     u16 aligned;
     // ROWS, MORE, ROUNDED, or 1 for what begins a sum.
     u16 target;
+    // Where the squares of each tile go, if they are taken, and of how many elements they are.
+    double* squares;
+    u64 counted;
 };
-static_assert(sizeof(SlicesTensor) == 32, "kernels::slices::SlicesTensor");
+static_assert(sizeof(SlicesTensor) == 48, "kernels::slices::SlicesTensor");
 
 struct SlicesArguments {
     Tiles tiles;
@@ -210,6 +216,12 @@ constexpr u32 ROWS = 0;
 constexpr u32 MORE = 2;
 constexpr u32 ROUNDED = 3;
 
+// Four neighbours, of which those past the end count as 0.
+__device__ __forceinline__ float4 counted_of(float4 v, u64 at, u64 end) {
+    return make_float4(at < end ? v.x : 0.0f, at + 1 < end ? v.y : 0.0f, at + 2 < end ? v.z : 0.0f,
+                       at + 3 < end ? v.w : 0.0f);
+}
+
 template <class Slice>
 __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
     constexpr u32 LOADS = TILE / (WIDTH * THREADS);
@@ -219,6 +231,9 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
     u32 count = t.slice_count;
     u32 target = t.target;
     float factor = all.factor;
+    double* into_squares = t.squares;
+    u64 counted = t.counted;
+    Squares squares;
     if (t.aligned && first + TILE <= t.count) {
         u64 own = first + WIDTH * threadIdx.x;
         float sum[LOADS][WIDTH];
@@ -256,20 +271,37 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
                 v = make_float4(before[i].x + v.x, before[i].y + v.y, before[i].z + v.z, before[i].w + v.w);
             }
             *reinterpret_cast<float4*>(t.into + own + i * WIDTH * THREADS) = v;
+            if (into_squares != nullptr) {
+                u64 at = own + i * WIDTH * THREADS;
+                squares.add(first + TILE <= counted ? v : counted_of(v, at, counted));
+            }
         }
-        return;
-    }
-    u64 end = min(first + TILE, t.count);
-    for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
-        float v = Slice::one(__ldg(t.slices), at);
-        for (u32 r = 1; r < count; ++r) v = v + Slice::one(__ldg(t.slices + r), at);
-        if (target == ROUNDED) {
-            ValuesBf16::put(u64(t.into), at, v);
-            continue;
+    } else {
+        u64 end = min(first + TILE, t.count);
+        // Four neighbours at a time, whose squares are the thread's.
+#pragma unroll 1
+        for (u64 own = first + WIDTH * threadIdx.x; own < end; own += WIDTH * THREADS) {
+            float v[WIDTH] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (u32 k = 0; k < WIDTH; ++k) {
+                u64 at = own + k;
+                if (at >= end) continue;
+                v[k] = Slice::one(__ldg(t.slices), at);
+                for (u32 r = 1; r < count; ++r) v[k] = v[k] + Slice::one(__ldg(t.slices + r), at);
+                if (target == ROUNDED) {
+                    ValuesBf16::put(u64(t.into), at, v[k]);
+                    continue;
+                }
+                if (target != ROWS) v[k] = v[k] * factor;
+                if (target == MORE) v[k] = t.into[at] + v[k];
+                t.into[at] = v[k];
+            }
+            squares.add(counted_of(make_float4(v[0], v[1], v[2], v[3]), own, counted));
         }
-        if (target != ROWS) v = v * factor;
-        t.into[at] = target == MORE ? t.into[at] + v : v;
     }
+    if (into_squares == nullptr) return;
+    double sum = over_block(squares.of_thread());
+    if (threadIdx.x == 0) into_squares[place.tile] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -5,19 +5,21 @@ use warpweft_cuda::DeviceAddress;
 use warpweft_cuda::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CombineOperand, CopyOperand,
     DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, MasterCast, MasterFragment,
-    MasterState, NormOperand, ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand,
-    ZeroOperand,
+    MasterState, NormFrom, NormOperand, ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand,
+    TransposeOperand, ZeroOperand,
 };
 use warpweft_format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
 use warpweft_plan::layout::OptimizerSettings;
 use warpweft_plan::model::Hyperparameters;
-use warpweft_plan::op::{Reduction, SumTarget, Vote};
+use warpweft_plan::op::{Reduction, SQUARED_TOGETHER, SumTarget, Vote};
 use warpweft_plan::policy::{AdamMode, Moments};
 
 use super::Size;
 use crate::cuda_device::Device;
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
+/// Bytes of squares for each element.
+const SQUARES: f64 = 8.0 / SQUARED_TOGETHER as f64;
 
 type Launches = fn(&Device, &Size) -> Option<Vec<KernelLaunch>>;
 
@@ -96,9 +98,20 @@ pub(crate) const CASES: &[Case] = &[
     case("accumulate, first", [4.0, 4.0], &[], |d, s| accumulate(d, s, true)),
     case("accumulate", [8.0, 4.0], &[], |d, s| accumulate(d, s, false)),
     case("sum of 4 ranks", [16.0, 4.0], &[], combine),
-    case("sum of 4 slices, f32, accumulated", [20.0, 4.0], &[], |d, s| sum_slices(d, s, ElementType::F32)),
-    case("sum of 4 slices, bf16, accumulated", [12.0, 4.0], &[], |d, s| sum_slices(d, s, ElementType::Bf16)),
-    case("grad norm", [4.0, 0.0], &[], norm),
+    case("sum of 4 slices, f32, accumulated", [20.0, 4.0], &[], |d, s| {
+        sum_slices(d, s, ElementType::F32, false)
+    }),
+    case("sum of 4 slices, bf16, accumulated", [12.0, 4.0], &[], |d, s| {
+        sum_slices(d, s, ElementType::Bf16, false)
+    }),
+    case("sum of 4 slices, f32, and squares", [20.0, 4.0 + SQUARES], &[], |d, s| {
+        sum_slices(d, s, ElementType::F32, true)
+    }),
+    case("sum of 4 slices, bf16, and squares", [12.0, 4.0 + SQUARES], &[], |d, s| {
+        sum_slices(d, s, ElementType::Bf16, true)
+    }),
+    case("grad norm", [4.0, 0.0], &[], |d, s| norm(d, s, false)),
+    case("grad norm of squares", [SQUARES, 0.0], &[], |d, s| norm(d, s, true)),
     case("zero", [0.0, 4.0], &[], zero),
     case("copy kernel", [4.0, 4.0], &[], copy),
     case("look for values that are not finite", [4.0, 0.0], &[], finite_check),
@@ -313,19 +326,34 @@ fn combine(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     Some(vec![device.kernels.combine(Combination::of_f32(Reduction::Sum), &operands).unwrap()])
 }
 
-fn sum_slices(device: &Device, size: &Size, element: ElementType) -> Option<Vec<KernelLaunch>> {
+fn sum_slices(
+    device: &Device,
+    size: &Size,
+    element: ElementType,
+    squared: bool,
+) -> Option<Vec<KernelLaunch>> {
     let operands = operands(size, |shape| {
         let elements = shape.elements();
         let slices: Option<Vec<_>> = (0..4).map(|_| device.take(elements * element.bytes())).collect();
         let (into, target) = (device.take(elements * 4)?, SumTarget::More);
-        Some(SlicesOperand { slices: slices?, into, elements, target })
+        let taken = squared.then(|| device.take(elements.div_ceil(SQUARED_TOGETHER) * 8));
+        let squares = match taken {
+            Some(taken) => Some((taken?, elements)),
+            None => None,
+        };
+        Some(SlicesOperand { slices: slices?, into, elements, target, squares })
     })?;
     Some(vec![device.kernels.sum_slices(element, &operands, 0.25).unwrap()])
 }
 
-fn norm(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
+fn norm(device: &Device, size: &Size, taken: bool) -> Option<Vec<KernelLaunch>> {
     let operands = operands(size, |shape| {
-        Some(NormOperand { values: device.take(shape.elements() * 4)?, elements: shape.elements() })
+        let elements = shape.elements();
+        let from = match taken {
+            true => NormFrom::Squares(device.take(elements.div_ceil(SQUARED_TOGETHER) * 8)?),
+            false => NormFrom::Values(device.take(elements * 4)?),
+        };
+        Some(NormOperand { from, elements })
     })?;
     let (fault, record) = (device.take(4)?, device.take(16)?);
     Some(vec![device.kernels.grad_norm(&operands, fault, record).unwrap()])

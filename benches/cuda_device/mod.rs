@@ -7,7 +7,7 @@ mod plain;
 use std::cell::Cell;
 
 use cudarc::driver::{result, sys};
-use warpweft_cuda::kernels::{CopyOperand, KernelLaunch, Kernels, NormOperand};
+use warpweft_cuda::kernels::{CopyOperand, KernelLaunch, Kernels, NormFrom, NormOperand};
 use warpweft_cuda::{DeviceAddress, KernelCache};
 
 use plain::Plain;
@@ -50,7 +50,7 @@ impl Device {
             let flush = result::malloc_sync(FLUSH_BYTES).map_err(text)?;
             result::memset_d8_sync(flush, 1, FLUSH_BYTES).map_err(text)?;
             let at = |bytes| DeviceAddress::new(flush).plus(bytes);
-            let operand = NormOperand { values: at(0), elements: FLUSH_BYTES / 4 - 64 };
+            let operand = NormOperand { from: NormFrom::Values(at(0)), elements: FLUSH_BYTES / 4 - 64 };
             let flush = kernels.grad_norm(&[operand], at(FLUSH_BYTES - 256), at(FLUSH_BYTES - 128));
             let flush = flush.map_err(|failure| failure.to_string())?;
             let noise = [

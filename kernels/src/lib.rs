@@ -46,7 +46,7 @@ macro_rules! source {
 }
 
 /// What sources include.
-pub const HEADERS: [Source; 11] = [
+pub const HEADERS: [Source; 12] = [
     source!("activation.cuh"),
     source!("adam.cuh"),
     source!("amax.cuh"),
@@ -58,6 +58,7 @@ pub const HEADERS: [Source; 11] = [
     source!("gelu.cuh"),
     source!("range.cuh"),
     source!("slice.cuh"),
+    source!("squares.cuh"),
 ];
 
 /// Kernels that are compiled together: one translation unit.

@@ -23,6 +23,7 @@ pub mod random_programs;
 pub mod random_weight;
 pub mod reference;
 pub mod split;
+pub mod squares;
 pub mod staged;
 pub mod steady;
 pub mod terminal;

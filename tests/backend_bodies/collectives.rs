@@ -202,7 +202,7 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                 parts.push(ReducePart { weight, from: own, to: received });
                 let into = plan.transient("sum", Content::ReducedGradient(weight, call));
                 let target = target(number);
-                sums.push(SumPart { weight, own, received: Some(received), into, target });
+                sums.push(SumPart { weight, own, received: Some(received), into, target, squares: None });
             }
             plan.fence(QUANTIZE, LINK);
             plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts }));

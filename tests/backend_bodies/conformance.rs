@@ -48,7 +48,7 @@ fn vote(plan: &mut Plan, main_grads: Vec<(WeightId, SlotId)>, gradient_scale: Sl
     let records = plan.resident("records", Content::NormRecords);
     let optimizer_step = plan.resident("step", Content::OptimizerStep);
     let vote = plan.resident("vote", Content::Vote);
-    plan.op(QUANTIZE, Op::GradNorm(GradNorm { main_grads, fault, record }));
+    plan.op(QUANTIZE, Op::GradNorm(GradNorm { main_grads, squares: Vec::new(), fault, record }));
     plan.fence(QUANTIZE, LINK);
     plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     plan.fence(LINK, QUANTIZE);

@@ -146,7 +146,12 @@ fn a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_reported() {
         let gradient_scale = plan.resident("gradient scale", Content::GradientScale);
         plan.op(
             QUANTIZE,
-            Op::GradNorm(GradNorm { main_grads: vec![(W, optimizer.main_grad)], fault, record }),
+            Op::GradNorm(GradNorm {
+                main_grads: vec![(W, optimizer.main_grad)],
+                squares: Vec::new(),
+                fault,
+                record,
+            }),
         );
         plan.fence(QUANTIZE, LINK);
         plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));

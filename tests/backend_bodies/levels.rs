@@ -53,7 +53,10 @@ fn parts(
             false => (plan.resident("main grad", Content::MainGrad(weight)), SumTarget::First),
         };
         let exchange = ReducePart { weight, from: given, to: received };
-        parts.push((exchange, SumPart { weight, own: given, received: Some(received), into, target }));
+        parts.push((
+            exchange,
+            SumPart { weight, own: given, received: Some(received), into, target, squares: None },
+        ));
         given = into;
     }
     (parts, [own, given])

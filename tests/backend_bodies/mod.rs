@@ -41,4 +41,5 @@ pub(crate) mod replay;
 pub(crate) mod replicas;
 pub(crate) mod scale_groups;
 pub(crate) mod scales;
+pub(crate) mod squares;
 pub(crate) mod tensor;

@@ -347,7 +347,10 @@ fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     let step = plan.resident("step", Content::OptimizerStep);
     let gradient_scale = plan.resident("gradient scale", Content::GradientScale);
     let vote = plan.transient("vote", Content::Vote);
-    plan.op(QUANTIZE, Op::GradNorm(GradNorm { main_grads: main_grads.clone(), fault, record }));
+    plan.op(
+        QUANTIZE,
+        Op::GradNorm(GradNorm { main_grads: main_grads.clone(), squares: Vec::new(), fault, record }),
+    );
     plan.fence(QUANTIZE, LINK);
     plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     plan.fence(LINK, QUANTIZE);

@@ -251,7 +251,8 @@ fn tail(elements: usize) -> (Optimizer, SlotId) {
     let records = state.plan.resident("records", Content::NormRecords);
     let optimizer_step = state.plan.resident("step", Content::OptimizerStep);
     let gradient_scale = state.plan.resident("gradient scale", Content::GradientScale);
-    let norm = Op::GradNorm(GradNorm { main_grads: vec![(W, state.main_grad)], fault, record });
+    let norm =
+        Op::GradNorm(GradNorm { main_grads: vec![(W, state.main_grad)], squares: Vec::new(), fault, record });
     state.plan.op(QUANTIZE, norm);
     state.plan.fence(QUANTIZE, LINK);
     state.plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));

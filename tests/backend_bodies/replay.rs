@@ -32,7 +32,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts: vec![part] }));
     plan.fence(LINK, QUANTIZE);
     let (received, target) = (Some(received), SumTarget::More);
-    let part = SumPart { weight: W, own: gradient, received, into: main_grad, target };
+    let part = SumPart { weight: W, own: gradient, received, into: main_grad, target, squares: None };
     plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group: Group::Shard, parts: vec![part] }));
     (plan, shard, main_grad)
 }

@@ -34,7 +34,7 @@ fn sums(mesh: Mesh, captured: bool) -> Vec<Vec<Vec<f32>>> {
         let received = (mesh.shards() > 1)
             .then(|| plan.transient("landed", Content::ReceivedGradient(weight, call, element)));
         parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
-        sums.push(SumPart { weight, own, received, into: reduced, target: SumTarget::Rows });
+        sums.push(SumPart { weight, own, received, into: reduced, target: SumTarget::Rows, squares: None });
         given.push(own);
         pairs.push((reduced, summed));
     }

@@ -127,7 +127,7 @@ fn order_is_carried_over_a_third_lane() {
     assert_eq!(third, TaskId::new(3));
     // The link lane has a task of its own, so that it is a lane of the plan.
     let main_grads = Vec::new();
-    plan.op(LINK, Op::GradNorm(GradNorm { main_grads, fault, record }));
+    plan.op(LINK, Op::GradNorm(GradNorm { main_grads, squares: Vec::new(), fault, record }));
     plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     assert_eq!(verdict(plan), Ok(()));
 }

@@ -77,7 +77,7 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
             );
             plan.fence(LINK, QUANTIZE);
             let (received, target) = (Some(to), SumTarget::First);
-            let parts = vec![SumPart { weight: W, own: from, received, into, target }];
+            let parts = vec![SumPart { weight: W, own: from, received, into, target, squares: None }];
             plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group: Group::Shard, parts }));
             into
         });
@@ -108,7 +108,7 @@ fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
         Op::SumGradient(SumGradient {
             element,
             group: Group::Shard,
-            parts: vec![SumPart { weight: W, own, received: None, into, target }],
+            parts: vec![SumPart { weight: W, own, received: None, into, target, squares: None }],
         })
     };
     let dequantize: Case = |plan, values| {

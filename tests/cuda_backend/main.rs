@@ -40,6 +40,7 @@ fn main() {
         bodies::replay::ALL,
         bodies::scale_groups::ALL,
         bodies::scales::ALL,
+        bodies::squares::ALL,
     ]
     .concat();
     let chosen: Vec<_> = all

@@ -75,6 +75,26 @@ pub fn features() -> Vec<Feature> {
             all.push((format!("a sum of {of} as {target:?}"), Box::new(has)));
         }
     }
+    for target in [SumTarget::First, SumTarget::More] {
+        let has = move |_: &Sample, plan: &StepPlan| {
+            let parts = plan.tasks.iter().flat_map(|task| match &task.op {
+                Op::SumGradient(SumGradient { parts, .. }) => parts.as_slice(),
+                _ => &[],
+            });
+            parts.into_iter().any(|part| part.squares.is_some() && part.target == target)
+        };
+        all.push((format!("squares that a sum takes as {target:?}"), Box::new(has)));
+    }
+    for (squares, main_grads) in [(true, false), (true, true), (false, true)] {
+        let has = move |_: &Sample, plan: &StepPlan| {
+            let read = |op: &Op| match op {
+                Op::GradNorm(op) => Some((!op.squares.is_empty(), !op.main_grads.is_empty())),
+                _ => None,
+            };
+            plan.tasks.iter().any(|task| read(&task.op) == Some((squares, main_grads)))
+        };
+        all.push((format!("a norm of squares ({squares}) and of main grads ({main_grads})"), Box::new(has)));
+    }
     for part in [Accumulation::First, Accumulation::Next, Accumulation::Last] {
         let has = move |_: &Sample, plan: &StepPlan| plan.accumulation == part;
         all.push((format!("the {part} step of an accumulation"), Box::new(has)));

@@ -3,10 +3,13 @@
 use half::bf16;
 use warpweft_backend::local::Combination;
 use warpweft_cuda::DeviceAddress;
-use warpweft_cuda::kernels::{AccumulateOperand, CombineOperand, NormOperand, SlicesOperand, VoteOperand};
+use warpweft_cuda::kernels::{
+    AccumulateOperand, CombineOperand, NormFrom, NormOperand, SlicesOperand, VoteOperand,
+};
 use warpweft_format::ElementType;
 use warpweft_plan::op::{NormRecord, Reduction, SumTarget, Vote};
 use warpweft_testing::golden_file::assert_bytes;
+use warpweft_testing::squares;
 
 use super::values::{Kind, Random, values};
 use crate::gpu::Gpu;
@@ -131,16 +134,28 @@ fn slices_are_summed_in_rank_order_and_accumulated_in_the_same_pass() {
     let Some(gpu) = Gpu::open("sums of slices") else { return };
     for ranks in [1, 2, 3, 4, 8, 11] {
         for element in [ElementType::F32, ElementType::Bf16] {
-            sum_slices(&gpu, ranks, element);
+            sum_slices(&gpu, ranks, element, Kind::Special);
         }
     }
 }
 
-fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
+/// Of real rows alone, which may end anywhere, in the order that a norm would add them in.
+#[test]
+fn squares_are_taken_of_what_a_sum_leaves() {
+    let Some(gpu) = Gpu::open("squares of sums") else { return };
+    for ranks in [1, 2, 3, 8] {
+        for element in [ElementType::F32, ElementType::Bf16] {
+            sum_slices(&gpu, ranks, element, Kind::Wide);
+        }
+    }
+}
+
+fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType, kind: Kind) {
     let factor = 1.0 / 3.0_f32;
-    let target = |at: usize| [SumTarget::Rows, SumTarget::First, SumTarget::More][(at + ranks) % 3];
+    let targets = [SumTarget::Rows, SumTarget::First, SumTarget::More, SumTarget::Rounded];
+    let target = |at: usize| targets[(at + ranks) % 4];
     let slice = |rank: usize, length: usize| {
-        let mut slice = values(length, Kind::Special, (rank * 1000 + length) as u64);
+        let mut slice = values(length, kind, (rank * 1000 + length) as u64);
         if element == ElementType::Bf16 {
             slice.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
         }
@@ -158,12 +173,20 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
         })
         .collect();
     let on_into: Vec<_> = before.iter().enumerate().map(|(at, v)| gpu.buffer_at(v, at % 4 / 3 * 4)).collect();
+    // All elements count, or none of the last ones, or nobody asks, as nobody does of what is rounded.
+    let counted = |at: usize| {
+        let asked = [Some(LENGTHS[at]), Some(LENGTHS[at] * 4 / 5), None][(at + ranks) / 2 % 3];
+        asked.filter(|_| target(at) != SumTarget::Rounded)
+    };
+    let unwritten = |at: usize| vec![-1.0_f64; LENGTHS[at].div_ceil(4096)];
+    let on_squares: Vec<_> = (0..LENGTHS.len()).map(|at| gpu.buffer(&unwritten(at))).collect();
     let operands: Vec<_> = (0..LENGTHS.len())
         .map(|at| SlicesOperand {
             slices: on_slices[at].iter().map(|slice| slice.address()).collect(),
             into: on_into[at].address(),
             elements: LENGTHS[at],
             target: target(at),
+            squares: counted(at).map(|counted| (on_squares[at].address(), counted)),
         })
         .collect();
     gpu.run(gpu.kernels.sum_slices(element, &operands, factor));
@@ -175,28 +198,31 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
         for (sum, before) in expected.iter_mut().zip(&before[at]) {
             match target(at) {
                 SumTarget::Rows => {}
+                SumTarget::Rounded => *sum = bf16::from_f32(*sum).to_f32(),
                 SumTarget::First => *sum *= factor,
                 SumTarget::More => *sum = before + *sum * factor,
             }
         }
         let what = format!("{element:?} of {ranks} ranks, {} as {:?}", LENGTHS[at], target(at));
-        same(&what, &on_into[at].read(), &expected);
-    }
-}
-
-/// The CPU backend's sum of squares: f64, eight strides.
-fn squares(gradients: &[Vec<f32>]) -> f64 {
-    let mut sum = 0.0_f64;
-    for gradient in gradients {
-        let mut strides = [0.0_f64; 8];
-        for chunk in gradient.chunks(8) {
-            for (stride, value) in strides.iter_mut().zip(chunk) {
-                *stride += f64::from(*value) * f64::from(*value);
+        let found: Vec<f32> = on_into[at].read();
+        let found = match target(at) {
+            SumTarget::Rounded => {
+                let halves: Vec<u16> = bytemuck::pod_collect_to_vec(&found);
+                halves[..found.len()].iter().map(|bits| bf16::from_bits(*bits).to_f32()).collect()
             }
-        }
-        sum += strides.iter().sum::<f64>();
+            _ => found,
+        };
+        same(&what, &found, &expected);
+        let taken = counted(at).map(|counted| {
+            let end = |first: usize| counted.clamp(first, expected.len().min(first + 4096));
+            let blocks = (0..expected.len()).step_by(4096);
+            blocks.map(|first| squares::of_block(&expected[first..end(first)])).collect()
+        });
+        let bits = |all: Vec<f64>| -> Vec<u64> {
+            all.into_iter().map(|one| if one.is_nan() { f64::NAN } else { one }.to_bits()).collect()
+        };
+        assert_eq!(bits(on_squares[at].read()), bits(taken.unwrap_or_else(|| unwritten(at))), "{what}");
     }
-    sum
 }
 
 fn record(gpu: &Gpu, gradients: &[Vec<f32>], fault: u32, runs: usize) -> Vec<NormRecord> {
@@ -215,7 +241,10 @@ fn record_at(
     let operands: Vec<_> = buffers
         .iter()
         .zip(gradients)
-        .map(|(buffer, gradient)| NormOperand { values: buffer.address(), elements: gradient.len() })
+        .map(|(buffer, gradient)| NormOperand {
+            from: NormFrom::Values(buffer.address()),
+            elements: gradient.len(),
+        })
         .collect();
     let (fault, record) =
         (gpu.buffer(&[fault]), gpu.buffer(&[NormRecord { reserved: 9, ..NormRecord::default() }]));
@@ -235,10 +264,35 @@ fn a_norm_record_is_the_cpus_and_the_same_in_every_run() {
         let gradients: Vec<_> = LENGTHS.iter().map(|n| values(*n, Kind::Wide, *n as u64 + seed)).collect();
         let records = record(&gpu, &gradients, 3, 4);
         assert!(records.iter().all(|record| *record == records[0]), "{records:?}");
-        let expected = squares(&gradients);
-        let apart = (records[0].squares / expected - 1.0).abs();
-        assert!(apart <= 1e-14, "{} and {expected}", records[0].squares);
+        let expected = squares::of_rank(&gradients);
+        assert_eq!(records[0].squares.to_bits(), expected.to_bits(), "{} and {expected}", records[0].squares);
         assert_eq!((records[0].fault, records[0].reserved), (3, 0));
+    }
+}
+
+/// Of some gradients the squares of blocks are there, of others the elements.
+#[test]
+fn a_norm_record_of_squares_that_were_taken_is_that_of_the_gradients() {
+    let Some(gpu) = Gpu::open("norm records of squares") else { return };
+    let lengths = LENGTHS.into_iter().chain([4096 * 8 * 32 + 1, 1_500_000]);
+    let gradients: Vec<_> = lengths.map(|n| values(n, Kind::Wide, n as u64)).collect();
+    let taken = gradients.iter().map(|g| g.chunks(4096).map(squares::of_block).collect::<Vec<f64>>());
+    let taken: Vec<_> = taken.map(|squares| gpu.buffer(&squares)).collect();
+    let values: Vec<_> = gradients.iter().map(|gradient| gpu.buffer(gradient)).collect();
+    let expected = squares::of_rank(&gradients);
+    for turn in 0..4 {
+        let operand = |at: usize| {
+            let from = match (at + turn) % 4 {
+                0 => NormFrom::Values(values[at].address()),
+                _ => NormFrom::Squares(taken[at].address()),
+            };
+            NormOperand { from, elements: gradients[at].len() }
+        };
+        let operands: Vec<_> = (0..gradients.len()).map(operand).collect();
+        let (fault, record) = (gpu.buffer(&[7_u32]), gpu.buffer(&[NormRecord::default()]));
+        gpu.run(gpu.kernels.grad_norm(&operands, fault.address(), record.address()));
+        let found = record.read()[0];
+        assert_eq!((found.squares.to_bits(), found.fault), (expected.to_bits(), 7), "turn {turn}");
     }
 }
 

@@ -20,7 +20,7 @@ fn plans(of: Accumulation) -> [StepPlan; 3] {
 fn contributions(plan: &StepPlan) -> Vec<(usize, WeightId)> {
     let adds = |(task, found): (usize, &warpweft_plan::plan::Task)| match &found.op {
         Op::Accumulate(Accumulate { weight, .. }) => Some((task, *weight)),
-        Op::SumGradient(SumGradient { parts, .. }) if parts[0].target != SumTarget::Rows => {
+        Op::SumGradient(SumGradient { parts, .. }) if parts[0].target.accumulates() => {
             Some((task, parts[0].weight))
         }
         _ => None,
@@ -242,8 +242,11 @@ fn a_sum_over_the_ranks_before_this_step_added_to_it_is_refused() {
         ];
         refused(&plan, &says);
         let norm = position(&plan, 0, |op| matches!(op, Op::GradNorm(_)));
-        let Op::GradNorm(GradNorm { main_grads, .. }) = &mut plan.tasks[norm].op else { unreachable!() };
-        main_grads[0].1 = main_grads[3].1;
+        let Op::GradNorm(GradNorm { main_grads, squares, .. }) = &mut plan.tasks[norm].op else {
+            unreachable!()
+        };
+        let of_norm = main_grads.last().unwrap().1;
+        squares.iter_mut().chain(main_grads).next().unwrap().1 = of_norm;
         refused(&plan, &["PL-4", "holds the main grad of `norm` over no call of this step"]);
     }
 }

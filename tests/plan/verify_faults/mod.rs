@@ -20,6 +20,7 @@
 //! | a sum of sequence parallelism without the tensor group | PL-4 | `plan/verify_faults/tensor.rs` | `a_gradient_of_split_tokens_that_the_tensor_group_does_not_sum_is_refused` |
 //! | a gradient of alike tokens counted once for each tensor-parallel rank | PL-4 | `plan/verify_faults/tensor.rs` | `a_gradient_of_alike_tokens_divided_as_one_of_split_tokens_is_refused` |
 //! | a norm that counts a part twice, or not | PL-4 | `plan/verify_faults/tensor.rs` | `a_part_or_a_copy_that_the_norm_counts_twice_or_not_at_all_is_refused` |
+//! | a norm of squares that were taken before the last contribution | PL-4 | `plan/verify_faults/squares.rs` | `squares_that_were_taken_before_the_last_contribution_are_refused` |
 //! | an expert's gradient summed with its neighbour's | PL-4 | `plan/verify_faults/experts.rs` | `a_gradient_of_an_expert_that_is_summed_with_those_of_others_is_refused` |
 //! | an expert's gradient divided by the wrong ranks, or counted twice in the norm | PL-4 | `plan/verify_faults/experts.rs` | `an_expert_is_divided_as_any_weight_and_is_in_the_norm_once` |
 //! | a save that has some values of the step after it | PL-9 | `plan/verify_faults/snapshots.rs` | `a_copy_of_a_slot_that_was_updated_is_refused` |
@@ -67,6 +68,7 @@ mod rounds;
 mod scale_groups;
 mod slices;
 mod snapshots;
+mod squares;
 mod stages;
 mod tensor;
 mod uses;
@@ -102,5 +104,5 @@ fn every_class_of_the_table_has_the_test_it_names() {
         assert!(text.contains(&format!("#[test]\nfn {test}() {{")), "{file} has no test `{test}`");
         classes += 1;
     }
-    assert_eq!(classes, 22);
+    assert_eq!(classes, 23);
 }

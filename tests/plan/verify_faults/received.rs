@@ -340,8 +340,14 @@ fn a_replicated_gradient_is_not_summed_in_slices() {
         unreachable!()
     };
     assert_eq!(plan.weights.layout(weight).placement, Placement::Replicated);
-    let part =
-        warpweft_plan::op::SumPart { weight, own: from, received: None, into, target: SumTarget::First };
+    let part = warpweft_plan::op::SumPart {
+        weight,
+        own: from,
+        received: None,
+        into,
+        target: SumTarget::First,
+        squares: None,
+    };
     plan.tasks[accumulation].op =
         Op::SumGradient(SumGradient { element: ElementType::F32, group: Group::Shard, parts: vec![part] });
     refused(&plan, &["PL-4", "of which every rank has all rows"]);

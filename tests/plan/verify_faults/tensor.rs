@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use warpweft_backend::local::{LocalOp, resolve};
+use warpweft_backend::local::{LocalOp, NormSource, resolve};
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::Content;
@@ -180,9 +180,12 @@ fn a_part_or_a_copy_that_the_norm_counts_twice_or_not_at_all_is_refused() {
             let counted = weight(&plan, name);
             let task = position(&plan, 0, |op| matches!(op, Op::GradNorm(_)));
             let Op::GradNorm(norm) = &mut plan.tasks[task].op else { unreachable!() };
-            match norm.main_grads.iter().position(|(weight, _)| *weight == counted).unwrap() {
-                own if times == 0 => drop(norm.main_grads.remove(own)),
-                own => norm.main_grads.push(norm.main_grads[own]),
+            for counts in [&mut norm.main_grads, &mut norm.squares] {
+                match counts.iter().position(|(weight, _)| *weight == counted) {
+                    Some(own) if times == 0 => drop(counts.remove(own)),
+                    Some(own) => counts.push(counts[own]),
+                    None => {}
+                }
             }
             recount(&mut plan);
             let says = format!("counts the main grad of `{name}` {times} times in the norm, and it has 1");
@@ -208,7 +211,7 @@ pub(crate) fn derived(plan: &StepPlan) -> BTreeMap<WeightId, Derived> {
         for ((op, _), local) in ops.iter().zip(&local) {
             match (op, local) {
                 (Op::SumGradient(op), LocalOp::SumGradient(local)) => {
-                    for part in op.parts.iter().filter(|part| part.target != SumTarget::Rows) {
+                    for part in op.parts.iter().filter(|part| part.target.accumulates()) {
                         all.entry(part.weight).or_default().factors.push(local.factor);
                     }
                 }
@@ -216,10 +219,10 @@ pub(crate) fn derived(plan: &StepPlan) -> BTreeMap<WeightId, Derived> {
                     all.entry(*weight).or_default().factors.push(local.factor);
                 }
                 (Op::GradNorm(op), LocalOp::GradNorm(local)) => {
-                    for (weight, slot) in &op.main_grads {
+                    for (weight, slot) in op.main_grads.iter().chain(&op.squares) {
                         let begins = plan.arena.region(*slot).offset;
-                        let own = local.main_grads.iter().filter(|region| region.offset == begins);
-                        let elements: usize = own.map(|region| region.bytes / size_of::<f32>()).sum();
+                        let own = local.parts.iter().filter(|part| begin(part.source) == begins);
+                        let elements: usize = own.map(|part| part.elements).sum();
                         all.entry(*weight).or_default().counted += elements;
                     }
                 }
@@ -228,6 +231,13 @@ pub(crate) fn derived(plan: &StepPlan) -> BTreeMap<WeightId, Derived> {
         }
     }
     all
+}
+
+/// Where a norm finds what it counts.
+fn begin(source: NormSource) -> usize {
+    match source {
+        NormSource::MainGrad(region) | NormSource::Squares(region) => region.offset,
+    }
 }
 
 /// A sum over a group's ranks is one of split tokens, or counts each of the alike ones `tensor` times; so D, the number

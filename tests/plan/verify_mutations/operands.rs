@@ -10,7 +10,7 @@ use warpweft_plan::op::{
     Accumulate, Adam, AdamOperand, AllGather, AllReduce, Assemble, ClearFault, CollectiveCall, Compute,
     DelayedScale, Dequantize, DequantizePart, ExchangeGradient, ExchangeRows, FusedScale, GatherChunk,
     GradNorm, MasterOperand, Op, Operand, OperandRole, PartialAmax, PartialCast, Prepare, PrepareOperand,
-    RecordAmax, ReduceScatter, Reduction, SumGradient, SumTarget, Transform, Transpose, Update,
+    RecordAmax, ReduceScatter, Reduction, SumGradient, SumPart, SumTarget, Transform, Transpose, Update,
     UpdateOperand,
 };
 use warpweft_plan::plan::StepPlan;
@@ -96,7 +96,14 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
             one(parts, draw)
         }
         Op::SumGradient(SumGradient { parts, .. }) if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
-        Op::SumGradient(SumGradient { parts, .. }) => absent(&mut parts.first_mut()?.received),
+        Op::SumGradient(SumGradient { parts, .. }) => {
+            let part = draw.below(parts.len());
+            let SumPart { received, squares, .. } = &mut parts[part];
+            if draw.one_in(2) { absent(squares).or_else(|| absent(received)) } else { absent(received) }
+        }
+        Op::GradNorm(GradNorm { main_grads, squares, .. }) if draw.one_in(2) => {
+            one(squares, draw).or_else(|| one(main_grads, draw))
+        }
         Op::GradNorm(GradNorm { main_grads, .. }) => one(main_grads, draw),
         Op::Adam(Adam { tensor_scale, .. }) if tensor_scale.is_some() && draw.one_in(3) => {
             absent(tensor_scale)
@@ -193,6 +200,22 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             0 => *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum },
             _ => *group = *draw.of(&groups)?,
         },
+        // Squares of a weight are counted again, by themselves or with its main grad; or the main grad is squared in
+        // their place, which is all the same.
+        Op::GradNorm(GradNorm { main_grads, squares, .. }) => {
+            let chosen = draw.below(squares.len().max(1));
+            let (weight, slot) = *squares.get(chosen)?;
+            let main_grad = (weight, plan.arena.find(Content::MainGrad(weight))?);
+            match draw.below(4) {
+                0 => squares.push((weight, slot)),
+                1 => main_grads.push(main_grad),
+                2 => {
+                    squares.remove(chosen);
+                    main_grads.push(main_grad);
+                }
+                _ => squares[chosen].1 = squares[draw.below(squares.len())].1,
+            }
+        }
         Op::Prepare(Prepare { states, .. }) => {
             let state = draw.below(states.len());
             let PrepareOperand { kept, main_grad, .. } = &mut states[state];

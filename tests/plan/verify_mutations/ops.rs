@@ -79,6 +79,7 @@ pub(crate) fn words(op: &mut Op) -> Words<'_> {
             let (mut slots, mut weights) = (Vec::new(), Vec::new());
             for part in &mut op.parts {
                 slots.extend([&mut part.own, &mut part.into].into_iter().chain(&mut part.received));
+                slots.extend(&mut part.squares);
                 weights.push(&mut part.weight);
             }
             Words::of(slots).weights(weights.into_iter().take(1))
@@ -87,8 +88,8 @@ pub(crate) fn words(op: &mut Op) -> Words<'_> {
         Op::AddGradient(op) => Words::of([&mut op.from, &mut op.into]).weights([&mut op.weight]),
         Op::Accumulate(op) => Words::of([&mut op.from, &mut op.into]).weights([&mut op.weight]),
         Op::GradNorm(op) => {
-            let main_grads = op.main_grads.iter_mut().map(|(_, slot)| slot);
-            Words::of(main_grads.chain([&mut op.fault, &mut op.record]))
+            let read = op.main_grads.iter_mut().chain(&mut op.squares).map(|(_, slot)| slot);
+            Words::of(read.chain([&mut op.fault, &mut op.record]))
         }
         Op::GatherRecords(op) => Words::of([&mut op.from, &mut op.to]),
         Op::Vote(op) => {
@@ -325,6 +326,9 @@ impl Memory<'_> {
                         SumTarget::More => (main_grad, Cell::of(("mean", sum, self.read(part.into)))),
                     };
                     self.put(part.into, wanted, made);
+                    if let Some(slot) = part.squares {
+                        self.put(slot, Content::Squares(part.weight), squares(made));
+                    }
                 }
             }
             Op::RoundGradient(op) => {
@@ -350,8 +354,11 @@ impl Memory<'_> {
                 self.put(op.into, wanted, Cell::of((name, op.weight, self.read(op.from).value, sum)));
             }
             Op::GradNorm(op) => {
-                let read = op.main_grads.iter().map(|(weight, slot)| (weight, self.read(*slot)));
-                let read: Vec<_> = read.collect();
+                let squared = op.main_grads.iter().map(|(weight, slot)| (weight, squares(self.read(*slot))));
+                let taken = op.squares.iter().map(|(weight, slot)| (weight, self.read(*slot)));
+                // Weights are added as they are numbered, whoever took their squares.
+                let mut read: Vec<_> = squared.chain(taken).collect();
+                read.sort_by_key(|(weight, _)| **weight);
                 self.put(op.record, Content::NormRecord, Cell::of((name, read, self.read(op.fault))));
             }
             Op::GatherRecords(op) => {
@@ -436,6 +443,11 @@ impl Memory<'_> {
             }
         }
     }
+}
+
+/// Squares say of a main grad what it is, and whoever takes them adds them in one order.
+fn squares(main_grad: Cell) -> Cell {
+    Cell::of(("squares", main_grad.value))
 }
 
 /// A round goes by its first weight.

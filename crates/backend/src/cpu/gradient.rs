@@ -2,9 +2,9 @@
 //!
 //! Laws:
 //! - Sums have one order. A gradient's contributions are added in rank order in f32, block by block, and what
-//!   is then made of a block is what accumulating the finished sum would make of it. Squares are added in f64
-//!   over eight fixed strides of the rank's real rows, weight after weight; ranks are added in rank order in
-//!   f64, and the norm is rounded once. So every rank computes the same vote from the same records.
+//!   is then made of a block is what accumulating the finished sum would make of it. Squares of the rank's real rows
+//!   are added as `squares` says, by the sum that makes a block or by the norm; ranks are added in rank order in f64,
+//!   and the norm is rounded once. So every rank computes the same vote from the same records.
 //! - Main grads stay multiplied by the gradient scale. The vote carries what undoes it, and it is undone in two
 //!   places: the norm in the vote, and the gradient where the optimizer reads it. A value that is
 //!   not finite is looked for among the scaled ones: an overflow that scaling caused skips the step, and
@@ -15,11 +15,12 @@ use half::bf16;
 
 use super::memory::Arena;
 use super::op_error::OpError;
-use crate::local::{Accumulate, CastVote, GradNorm, Round, RowSum, SumGradient};
+use super::squares::{self, OfRank};
+use crate::local::{Accumulate, CastVote, GradNorm, NormSource, Round, RowSum, SumGradient};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
-use warpweft_plan::op::{NormRecord, SumTarget, Vote};
+use warpweft_plan::op::{NormRecord, SQUARED_TOGETHER, SumTarget, Vote};
 
 /// Whether all values of a gradient are finite, as a call wrote it in f32 or bf16.
 pub(super) fn is_finite(element: ElementType, region: Region, arena: &Arena) -> Result<bool, OpError> {
@@ -55,12 +56,13 @@ pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> 
 
 /// Sums the rank's slices of gradients in rank order, and accumulates the sums where that is requested.
 pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpError> {
-    const BLOCK: usize = 4096;
+    const BLOCK: usize = SQUARED_TOGETHER;
     let bytes = op.element.bytes();
     let mut block = [0.0_f32; BLOCK];
     for sum in &op.sums {
         let elements = sum.into.bytes / sum.target.element().bytes();
-        for begin in (0..elements).step_by(BLOCK) {
+        let mut squares = arena.write::<f64>(sum.squares.map(|taken| taken.to).unwrap_or_default())?;
+        for (number, begin) in (0..elements).step_by(BLOCK).enumerate() {
             let length = BLOCK.min(elements - begin);
             let block = &mut block[..length];
             for (position, slice) in sum.slices.iter().enumerate() {
@@ -73,14 +75,21 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
                     _ => add(block, arena.read::<f32>(part)?.iter().copied(), position == 0),
                 }
             }
-            store(block, begin, sum, op.factor, arena)?;
+            store(block, begin, sum, op.factor, squares.get_mut(number), arena)?;
         }
     }
     Ok(())
 }
 
-/// Leaves a block of a sum, which begins at so many elements, as its target says.
-fn store(block: &[f32], begin: usize, sum: &RowSum, factor: f32, arena: &Arena) -> Result<(), OpError> {
+/// Leaves a block of a sum, which begins at so many elements, as its target says, and the squares of what it left.
+fn store(
+    block: &[f32],
+    begin: usize,
+    sum: &RowSum,
+    factor: f32,
+    square: Option<&mut f64>,
+    arena: &Arena,
+) -> Result<(), OpError> {
     let bytes = sum.target.element().bytes();
     let into = sum.into.part(begin * bytes, block.len() * bytes).ok_or(OpError::Slice)?;
     if sum.target == SumTarget::Rounded {
@@ -94,6 +103,10 @@ fn store(block: &[f32], begin: usize, sum: &RowSum, factor: f32, arena: &Arena) 
         SumTarget::Rows | SumTarget::Rounded => rows.for_each(|(row, sum)| *row = *sum),
         SumTarget::First => rows.for_each(|(row, sum)| *row = sum * factor),
         SumTarget::More => rows.for_each(|(row, sum)| *row += sum * factor),
+    }
+    if let Some((square, taken)) = square.zip(sum.squares) {
+        let counted = taken.elements.saturating_sub(begin).min(into.len());
+        *square = squares::of_block(&into[..counted]);
     }
     Ok(())
 }
@@ -120,30 +133,20 @@ pub(super) fn round(op: &Round, arena: &Arena) -> Result<(), OpError> {
 
 /// The rank's share of the squared norm, and its fault word.
 pub(super) fn grad_norm(op: &GradNorm, arena: &Arena) -> Result<(), OpError> {
-    let mut sum = 0.0;
-    for region in &op.main_grads {
-        sum += squares(&arena.read::<f32>(*region)?);
-    }
-    let fault = arena.read::<u32>(op.fault)?.first().copied().unwrap_or(0);
-    let record = NormRecord { squares: sum, fault, reserved: 0 };
-    arena.write::<NormRecord>(op.record)?.fill(record);
-    Ok(())
-}
-
-/// Sum of squares in f64, where each square is exact.
-fn squares(values: &[f32]) -> f64 {
-    const STRIDES: usize = 8;
-    let mut sums = [0.0_f64; STRIDES];
-    let (chunks, rest) = values.as_chunks::<STRIDES>();
-    for chunk in chunks {
-        for (sum, value) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(*value) * f64::from(*value);
+    let mut squares = OfRank::new();
+    for part in &op.parts {
+        match part.source {
+            NormSource::MainGrad(values) => squares.add_values(&arena.read::<f32>(values)?),
+            NormSource::Squares(taken) => {
+                let taken = arena.read::<f64>(taken)?;
+                squares.add(taken.len(), |block| taken[block]);
+            }
         }
     }
-    for (sum, value) in sums.iter_mut().zip(rest) {
-        *sum += f64::from(*value) * f64::from(*value);
-    }
-    sums.iter().sum()
+    let fault = arena.read::<u32>(op.fault)?.first().copied().unwrap_or(0);
+    let record = NormRecord { squares: squares.sum(), fault, reserved: 0 };
+    arena.write::<NormRecord>(op.record)?.fill(record);
+    Ok(())
 }
 
 /// The verdict over the step.
@@ -244,15 +247,5 @@ mod tests {
         let all = vec![record(f64::from(0.1_f32), 0); 1 << 14];
         let exact = (all.len() as f64 * f64::from(0.1_f32)).sqrt();
         assert_eq!(count(&all, 0, 1.0, 0.0).norm, exact as f32);
-    }
-
-    #[test]
-    fn squares_are_summed_without_losing_small_ones() {
-        let mut values = vec![1e-4_f32; 1 << 20];
-        values[0] = 1e2;
-        let expected = 1e4 + (values.len() - 1) as f64 * (f64::from(1e-4_f32) * f64::from(1e-4_f32));
-        assert!((squares(&values) / expected - 1.0).abs() < 1e-9);
-        assert!(squares(&[f32::MAX; 3]).is_finite());
-        assert!(squares(&[1.0, f32::NAN]).is_nan());
     }
 }

@@ -34,6 +34,7 @@ mod rendezvous;
 mod roll;
 mod skip;
 mod snapshot;
+mod squares;
 mod stream;
 mod surface;
 mod world;

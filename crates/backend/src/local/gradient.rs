@@ -19,7 +19,7 @@ use warpweft_format::ElementType;
 use warpweft_format::Shape;
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::{Group, Placement};
-use warpweft_plan::op::{NormRecord, SumPart, SumTarget, Vote};
+use warpweft_plan::op::{self, NormRecord, SQUARED_TOGETHER, SumPart, SumTarget, Vote};
 
 /// Adds a gradient into a sum.
 #[derive(Debug)]
@@ -81,6 +81,16 @@ pub struct RowSum {
     pub slices: Vec<Region>,
     pub into: Region,
     pub target: SumTarget,
+    pub squares: Option<TakenSquares>,
+}
+
+/// Squares of what a sum leaves, which the norm will count.
+#[derive(Clone, Copy, Debug)]
+pub struct TakenSquares {
+    /// One f64 for every [`SQUARED_TOGETHER`] elements of the sum.
+    pub to: Region,
+    /// Of real rows, which alone count.
+    pub elements: usize,
 }
 
 impl SumGradient {
@@ -139,12 +149,20 @@ impl RowSum {
             ElementType::Bf16 => binder.elements::<bf16>(part.into, elements * runs)?,
             _ => binder.elements::<f32>(part.into, elements * runs)?,
         };
+        let squares = part.squares.map(|slot| {
+            if runs != 1 {
+                return Err(format!("squares of `{}` are taken of {runs} slices", layout.name));
+            }
+            let to = binder.elements::<f64>(slot, elements.div_ceil(SQUARED_TOGETHER))?;
+            Ok(TakenSquares { to, elements: binder.real_elements(layout) })
+        });
+        let squares = squares.transpose()?;
         let sum = |run: usize| {
             let peers = (0..ranks - 1).map(|number| of(received, bytes, run * (ranks - 1) + number));
             let mut slices = peers.collect::<Result<Vec<_>, Refusal>>()?;
             slices.insert(position, of(own, bytes, run * ranks + position)?);
             let into = of(into, elements * left.bytes(), run)?;
-            Ok(Self { slices, into, target: part.target })
+            Ok(Self { slices, into, target: part.target, squares })
         };
         (0..runs).map(sum).collect()
     }
@@ -185,21 +203,37 @@ impl Round {
 /// The rank's share of the squared norm, and its fault word.
 #[derive(Debug)]
 pub struct GradNorm {
-    pub main_grads: Vec<Region>,
+    /// What this rank counts, as weights are numbered.
+    pub parts: Vec<NormPart>,
     pub fault: Region,
     pub record: Region,
 }
 
+/// A weight's part of a rank's share.
+#[derive(Clone, Copy, Debug)]
+pub struct NormPart {
+    /// Of real rows.
+    pub elements: usize,
+    pub source: NormSource,
+}
+
+/// Where its squares come from.
+#[derive(Clone, Copy, Debug)]
+pub enum NormSource {
+    /// They are taken of these values.
+    MainGrad(Region),
+    /// A sum took them, for every [`SQUARED_TOGETHER`] elements.
+    Squares(Region),
+}
+
 impl GradNorm {
-    pub(super) fn resolve(
-        binder: &Binder<'_>,
-        main_grads: &[(WeightId, SlotId)],
-        fault: SlotId,
-        record: SlotId,
-    ) -> Result<Self, Refusal> {
-        let mut counted = Vec::new();
-        for (weight, slot) in main_grads {
-            let layout = binder.weight(*weight)?;
+    pub(super) fn resolve(binder: &Binder<'_>, op: &op::GradNorm) -> Result<Self, Refusal> {
+        let main_grads = op.main_grads.iter().map(|part| (*part, false));
+        let mut all: Vec<_> = main_grads.chain(op.squares.iter().map(|part| (*part, true))).collect();
+        all.sort_by_key(|((weight, _), _)| *weight);
+        let mut parts = Vec::new();
+        for ((weight, slot), is_taken) in all {
+            let layout = binder.weight(weight)?;
             let counts = match layout.placement {
                 Placement::Sharded => {
                     let binding = &binder.binding;
@@ -209,13 +243,20 @@ impl GradNorm {
                 Placement::Replicated => binder.binding.rank == RankId::new(0),
             };
             if counts {
-                counted.push(binder.elements::<f32>(*slot, binder.real_elements(layout))?);
+                let elements = binder.real_elements(layout);
+                let source = match is_taken {
+                    true => NormSource::Squares(
+                        binder.elements::<f64>(slot, elements.div_ceil(SQUARED_TOGETHER))?,
+                    ),
+                    false => NormSource::MainGrad(binder.elements::<f32>(slot, elements)?),
+                };
+                parts.push(NormPart { elements, source });
             }
         }
         Ok(Self {
-            main_grads: counted,
-            fault: binder.elements::<u32>(fault, 1)?,
-            record: binder.elements::<NormRecord>(record, 1)?,
+            parts,
+            fault: binder.elements::<u32>(op.fault, 1)?,
+            record: binder.elements::<NormRecord>(op.record, 1)?,
         })
     }
 }

@@ -26,7 +26,9 @@ pub use collective::{Collective, Combination, Move, PlanePiece, Pull};
 pub use custom_optimizer::CustomOptimizer;
 pub use delayed::{DelayedScale, RecordAmax};
 pub use filled::{Filled, WrittenCounts};
-pub use gradient::{Accumulate, CastVote, GradNorm, Round, RowSum, SumGradient};
+pub use gradient::{
+    Accumulate, CastVote, GradNorm, NormPart, NormSource, Round, RowSum, SumGradient, TakenSquares,
+};
 pub use optimizer::{Adam, Cast, Largest, Master, State};
 pub use planes::{Dequantize, Transpose};
 pub use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};

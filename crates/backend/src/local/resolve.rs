@@ -160,9 +160,7 @@ impl Binder<'_> {
             Op::Accumulate(op) => {
                 LocalOp::Accumulate(Accumulate::resolve(self, op.weight, op.from, op.into, op.first)?)
             }
-            Op::GradNorm(op) => {
-                LocalOp::GradNorm(GradNorm::resolve(self, &op.main_grads, op.fault, op.record)?)
-            }
+            Op::GradNorm(op) => LocalOp::GradNorm(GradNorm::resolve(self, op)?),
             Op::Vote(op) => {
                 let (records, scale) = (op.records, op.gradient_scale);
                 LocalOp::Vote(CastVote::resolve(self, records, op.optimizer_step, scale, op.vote)?)

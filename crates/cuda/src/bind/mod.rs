@@ -3,7 +3,7 @@
 //! Laws:
 //! - Addresses are worked out here, once. Kernels are prepared here, with their tables. A step allocates
 //!   nothing.
-//! - Commands mean what the CPU backend does for the same local op, bit for bit except for norms.
+//! - Commands mean what the CPU backend does for the same local op, bit for bit.
 
 pub(crate) mod bound;
 pub(crate) mod command;

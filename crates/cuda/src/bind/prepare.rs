@@ -10,13 +10,13 @@ use crate::failure::CudaFailure;
 use crate::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CopyOperand, DelayedScaleOperand,
     DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, Kernels, MasterAmax, MasterCast,
-    MasterFragment, MasterState, NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand,
-    TransposeOperand, VoteOperand, ZeroOperand,
+    MasterFragment, MasterState, NormFrom, NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows,
+    SlicesOperand, TransposeOperand, VoteOperand, ZeroOperand,
 };
 use warpweft_backend::local::{
     Accumulate, Adam, Assemble, CastVote, CustomOptimizer, DelayedScale, Dequantize, FusedScale, GradNorm,
-    Largest, Master, Move, PartialAmax, PartialCast, RecordAmax, Round, Spread, State, SumGradient,
-    Transpose,
+    Largest, Master, Move, NormPart, NormSource, PartialAmax, PartialCast, RecordAmax, Round, Spread, State,
+    SumGradient, Transpose,
 };
 use warpweft_format::{ElementType, Format, Orientation, Shape, Via};
 use warpweft_plan::layout::Region;
@@ -221,6 +221,7 @@ impl Preparation<'_> {
             into: self.at(sum.into),
             elements: sum.into.bytes / sum.target.element().bytes(),
             target: sum.target,
+            squares: sum.squares.map(|taken| (self.at(taken.to), taken.elements)),
         });
         self.kernels.sum_slices(op.element, &operands.collect::<Vec<_>>(), op.factor)
     }
@@ -235,11 +236,14 @@ impl Preparation<'_> {
     }
 
     pub(super) fn grad_norm(&self, op: &GradNorm) -> Result<KernelLaunch, CudaFailure> {
-        let operand = |region: &Region| NormOperand {
-            values: self.at(*region),
-            elements: region.bytes / size_of::<f32>(),
+        let operand = |part: &NormPart| NormOperand {
+            from: match part.source {
+                NormSource::MainGrad(values) => NormFrom::Values(self.at(values)),
+                NormSource::Squares(taken) => NormFrom::Squares(self.at(taken)),
+            },
+            elements: part.elements,
         };
-        let operands: Vec<_> = op.main_grads.iter().map(operand).collect();
+        let operands: Vec<_> = op.parts.iter().map(operand).collect();
         self.kernels.grad_norm(&operands, self.at(op.fault), self.at(op.record))
     }
 

@@ -76,7 +76,7 @@ pub use fragment::MasterFragment;
 pub use launch::KernelLaunch;
 pub use memory::{CopyOperand, ZeroOperand};
 pub use module::Kernels;
-pub use norm::{NormOperand, VoteOperand};
+pub use norm::{NormFrom, NormOperand, VoteOperand};
 pub use orthogonalize::OrthogonalizeKernels;
 pub use scalars::{ProductScalars, ScalarsOperand};
 pub use scale::{ScaleOperand, ScaleRows};

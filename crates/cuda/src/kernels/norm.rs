@@ -9,14 +9,24 @@ use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
 use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
+use warpweft_plan::op::SQUARED_TOGETHER;
 
-/// Main grads that count towards the norm.
+/// A main grad that counts towards the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormOperand {
-    /// f32 values.
-    pub values: DeviceAddress,
-    /// How many.
+    /// Where its squares come from.
+    pub from: NormFrom,
+    /// How many elements it has.
     pub elements: usize,
+}
+
+/// Where squares come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormFrom {
+    /// Its f32 values.
+    Values(DeviceAddress),
+    /// Those that a sum took of it, f64.
+    Squares(DeviceAddress),
 }
 
 /// What a vote reads and writes.
@@ -41,11 +51,14 @@ pub struct VoteOperand {
 #[repr(C)]
 struct TensorArguments {
     values: DeviceAddress,
+    squares: DeviceAddress,
     count: u64,
+    groups: u32,
+    first_group: u32,
     aligned: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<TensorArguments>() == 24);
+const _: () = assert!(size_of::<TensorArguments>() == 40);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -56,6 +69,8 @@ struct Arguments {
     started: DeviceAddress,
     fault: DeviceAddress,
     record: DeviceAddress,
+    groups: u32,
+    reserved: u32,
     only: TensorArguments,
 }
 
@@ -70,23 +85,18 @@ struct VoteArguments {
     max_norm: f32,
 }
 
-/// `STRIDE` of the kernel: the elements of a stretch, which a block reads at a time.
-const STRIDE: u64 = 4096;
-/// Elements that are worth a block.
-const LEAST: u64 = 2 * STRIDE;
-/// Elements per block from which on blocks come and go without the device waiting for the slowest.
-const ENOUGH: u64 = 8 * STRIDE;
-/// Blocks that a large device runs at one time.
-const AT_ONCE: u64 = 512;
-/// About the number of partial sums that one block adds at the end without being waited for.
-const PARTIAL_SUMS: u64 = 4096;
+/// Blocks of a group whose squares are added.
+const GROUP: u32 = 8;
+/// Groups of which one block of threads reads the squares.
+const GROUPS_OF_SQUARES: u32 = THREADS / GROUP;
 
-/// The most elements of a block. The number depends on the lengths alone, so that sums have one order everywhere. With
-/// up to `ENOUGH` elements each, all blocks run at one time.
-fn tile_of(operands: &[NormOperand]) -> u64 {
-    let elements: u64 = operands.iter().map(|operand| operand.elements as u64).sum();
-    let share = |blocks| elements.div_ceil(blocks).next_multiple_of(STRIDE);
-    share(AT_ONCE).clamp(LEAST, ENOUGH).max(share(PARTIAL_SUMS))
+/// How many groups of blocks so many elements have.
+fn groups_of(elements: usize) -> Result<u32, CudaFailure> {
+    let groups = elements.div_ceil(SQUARED_TOGETHER).div_ceil(GROUP as usize);
+    // Every one of them may be a block of threads.
+    i32::try_from(groups)
+        .map(i32::unsigned_abs)
+        .map_err(|_| CudaFailure::Refused("too many main grads".into()))
 }
 
 impl Kernels {
@@ -106,24 +116,37 @@ impl Kernels {
             present(what, address)?;
             element_aligned(what, address, bytes)?;
         }
-        let tile = tile_of(operands);
-        let tensor = |operand: &NormOperand| {
-            present("a main grad", operand.values)?;
-            element_aligned("a main grad", operand.values, 4)?;
+        let mut groups = 0_u32;
+        let mut tensors = Vec::with_capacity(operands.len());
+        for operand in operands {
+            let (address, alignment) = match operand.from {
+                NormFrom::Values(values) => (values, 4),
+                NormFrom::Squares(squares) => (squares, 8),
+            };
+            present("a main grad", address)?;
+            element_aligned("a main grad", address, alignment)?;
+            let own = groups_of(operand.elements)?;
+            let (values, squares, tiles) = match operand.from {
+                NormFrom::Values(values) => (values, DeviceAddress::NULL, own),
+                NormFrom::Squares(squares) => (DeviceAddress::NULL, squares, own.div_ceil(GROUPS_OF_SQUARES)),
+            };
             let descriptor = TensorArguments {
-                values: operand.values,
+                values,
+                squares,
                 count: operand.elements as u64,
-                aligned: u32::from(operand.values.number().is_multiple_of(16)),
+                groups: own,
+                first_group: groups,
+                aligned: u32::from(values.number().is_multiple_of(16)),
                 reserved: 0,
             };
-            Ok((descriptor, (operand.elements as u64).div_ceil(tile)))
-        };
-        let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
-        // The record is written even if there is nothing to sum.
-        let blocks = tensors.iter().map(|(_, tiles)| *tiles).sum::<u64>().max(1);
-        let blocks = u32::try_from(blocks).map_err(|_| CudaFailure::Refused("too many main grads".into()))?;
+            groups =
+                groups.checked_add(own).ok_or_else(|| CudaFailure::Refused("too many main grads".into()))?;
+            tensors.push((descriptor, u64::from(tiles)));
+        }
         let counter = size_of::<u64>();
-        let table = TileTable::new(&tensors, counter + blocks as usize * size_of::<f64>())?;
+        let table = TileTable::new(&tensors, counter + groups as usize * size_of::<f64>())?;
+        // The record is written even if there is nothing to sum.
+        let blocks = table.blocks().max(1);
         let arguments = Arguments {
             tiles: table.tiles,
             tensors: table.descriptors,
@@ -132,6 +155,8 @@ impl Kernels {
             started: table.workspace,
             fault,
             record,
+            groups,
+            reserved: 0,
         };
         let function = self.function(Family::Norm, c"grad_norm")?;
         Ok(KernelLaunch::new(function, blocks, THREADS, arguments, Some(table.table)))
@@ -160,19 +185,4 @@ impl Kernels {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiles_follow_from_the_lengths_and_keep_the_partial_sums_few() {
-        let operand = |elements| NormOperand { values: DeviceAddress::NULL, elements };
-        assert_eq!(tile_of(&[]), LEAST);
-        assert_eq!(tile_of(&[operand(1), operand(5)]), LEAST);
-        let large = [operand(1 << 31), operand(1 << 30)];
-        let tile = tile_of(&large);
-        assert!(tile.is_multiple_of(STRIDE));
-        assert!(
-            large.iter().map(|part| (part.elements as u64).div_ceil(tile)).sum::<u64>() <= PARTIAL_SUMS + 2
-        );
-    }
-}
+mirrors!(Family::Norm, GROUP, SQUARED_TOGETHER);

@@ -24,6 +24,9 @@ pub struct SlicesOperand {
     pub elements: usize,
     /// What is done with the sum.
     pub target: SumTarget,
+    /// Where squares of the result go, one f64 for every
+    /// [`SQUARED_TOGETHER`](warpweft_plan::op::SQUARED_TOGETHER) elements, and of how many elements they are.
+    pub squares: Option<(DeviceAddress, usize)>,
 }
 
 /// `SlicesTensor` of the kernels.
@@ -36,8 +39,10 @@ struct SlicesTensor {
     slice_count: u32,
     aligned: u16,
     target: u16,
+    squares: DeviceAddress,
+    counted: u64,
 }
-const _: () = assert!(size_of::<SlicesTensor>() == 32);
+const _: () = assert!(size_of::<SlicesTensor>() == 48);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -94,6 +99,7 @@ impl Kernels {
             let descriptors = operands.iter().zip(counts).map(|(operand, slice_count)| {
                 let own = slices;
                 slices = slices.plus(size_of_val(operand.slices.as_slice()));
+                let (squares, counted) = operand.squares.unwrap_or((DeviceAddress::NULL, 0));
                 let mut all = operand.slices.iter().chain([&operand.into]);
                 SlicesTensor {
                     slices: own,
@@ -102,6 +108,8 @@ impl Kernels {
                     slice_count,
                     aligned: u16::from(all.all(|address| address.number().is_multiple_of(16))),
                     target: number(operand.target),
+                    squares,
+                    counted: counted as u64,
                 }
             });
             (descriptors.collect(), bytemuck::cast_slice(&addresses).to_vec())
@@ -119,6 +127,10 @@ fn check(operand: &SlicesOperand, element: ElementType) -> Result<(), CudaFailur
     }
     present("a sum", operand.into)?;
     element_aligned("a sum", operand.into, operand.target.element().bytes() as u64)?;
+    if let Some((squares, _)) = operand.squares {
+        present("squares", squares)?;
+        element_aligned("squares", squares, 8)?;
+    }
     for slice in &operand.slices {
         present("a rank's slice", *slice)?;
         element_aligned("a rank's slice", *slice, element.bytes() as u64)?;

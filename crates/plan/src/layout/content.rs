@@ -10,7 +10,7 @@ use super::state::StateLayout;
 use super::weight::PlaneRegions;
 use super::weights::Weights;
 use crate::model::{Group, Hyperparameters, Mesh};
-use crate::op::{NormRecord, Vote};
+use crate::op::{NormRecord, SQUARED_TOGETHER, Vote};
 use warpweft_base::id::{BucketId, BufferId, CallId, LevelId, MicroBatchId, StateId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, Shape};
 
@@ -106,6 +106,8 @@ pub enum Content {
     Buffer(BufferId),
     /// The transfer area between user and plan for an input or output of one micro-batch.
     Staging(BufferId, MicroBatchId),
+    /// Sums of squares of the rank's main grad of a weight, f64, one for every [`SQUARED_TOGETHER`] elements.
+    Squares(WeightId),
     /// A rank's [`crate::op::NormRecord`].
     NormRecord,
     /// Every rank's [`crate::op::NormRecord`], in rank order.
@@ -179,6 +181,7 @@ impl Content {
             | Self::Encode(_)
             | Self::Buffer(_)
             | Self::Staging(..)
+            | Self::Squares(_)
             | Self::NormRecord
             | Self::NormRecords
             | Self::Vote => false,
@@ -266,6 +269,10 @@ impl Content {
                 size_of::<Hyperparameters>().saturating_mul(weights.layouts.len().max(1))
             }
             Self::Buffer(buffer) | Self::Staging(buffer, _) => buffer_bytes(buffer),
+            Self::Squares(weight) => {
+                let sums = layout(weight).stored_elements().div_ceil(SQUARED_TOGETHER);
+                sums.saturating_mul(size_of::<f64>())
+            }
             Self::NormRecord => size_of::<NormRecord>(),
             Self::NormRecords => size_of::<NormRecord>().saturating_mul(weights.mesh.ranks() as usize),
             Self::Vote => size_of::<Vote>(),

@@ -10,11 +10,18 @@ use super::operation::{Moves, Named, Operation, Part, Sizes};
 use crate::model::Access;
 use warpweft_base::id::{SlotId, WeightId};
 
-/// Squared norm of the rank's main grads and the rank's fault word, as one record.
+/// So many elements of a main grad have one partial sum of squares.
+pub const SQUARED_TOGETHER: usize = 4096;
+
+/// Squared norm of the rank's main grads and the rank's fault word, as one record. Squares have one order, whoever
+/// takes them: blocks of [`SQUARED_TOGETHER`] elements first, and these weight after weight as ids say.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct GradNorm {
-    /// Main grads with their weights.
+    /// Main grads with their weights, squared here.
     pub main_grads: Vec<(WeightId, SlotId)>,
+    /// What sums took of the main grads of other weights: [`SumPart::squares`](super::SumPart::squares).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub squares: Vec<(WeightId, SlotId)>,
     /// The rank's fault word.
     pub fault: SlotId,
     /// The record.
@@ -35,6 +42,12 @@ pub struct NormRecord {
     pub reserved: u32,
 }
 
+impl GradNorm {
+    fn read(&self) -> impl Iterator<Item = (WeightId, SlotId)> {
+        self.main_grads.iter().chain(&self.squares).copied()
+    }
+}
+
 impl Operation for GradNorm {
     fn name(&self) -> &'static str {
         "grad norm"
@@ -45,13 +58,13 @@ impl Operation for GradNorm {
     }
 
     fn accesses(&self) -> Vec<(SlotId, Access)> {
-        let mut all: Vec<_> = self.main_grads.iter().map(|(_, slot)| (*slot, Access::Read)).collect();
+        let mut all: Vec<_> = self.read().map(|(_, slot)| (slot, Access::Read)).collect();
         all.extend([(self.fault, Access::Read), (self.record, Access::Write)]);
         all
     }
 
     fn named(&self) -> Vec<Named> {
-        self.main_grads.iter().map(|(weight, _)| Named::Weight(*weight)).collect()
+        self.read().map(|(weight, _)| Named::Weight(weight)).collect()
     }
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {

@@ -59,7 +59,7 @@ pub use exchange_rows::ExchangeRows;
 pub use fused_scale::FusedScale;
 pub use gather::{AllGather, Assemble, Chunk, GatherChunk, GatherPart};
 pub use gather_records::GatherRecords;
-pub use grad_norm::{GradNorm, NormRecord};
+pub use grad_norm::{GradNorm, NormRecord, SQUARED_TOGETHER};
 pub(crate) use operation::{Moves, Sizes};
 pub use operation::{Named, Part};
 pub use partial_amax::PartialAmax;

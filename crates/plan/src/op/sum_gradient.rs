@@ -37,6 +37,11 @@ pub struct SumPart {
     pub into: SlotId,
     /// What goes there.
     pub target: SumTarget,
+    /// Where sums of squares of the main grad go that this makes, one f64 for every
+    /// [`SQUARED_TOGETHER`](super::SQUARED_TOGETHER) elements: taken where no contribution comes after it, for
+    /// [`Op::GradNorm`](super::Op::GradNorm), which then reads the main grad no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub squares: Option<SlotId>,
 }
 
 /// What becomes of a rank's rows of a gradient once they are summed over the ranks of its replica.
@@ -62,6 +67,12 @@ impl SumTarget {
         }
     }
 
+    /// Whether it goes into the main grad.
+    #[must_use]
+    pub const fn accumulates(self) -> bool {
+        matches!(self, Self::First | Self::More)
+    }
+
     /// The element type of what goes there.
     #[must_use]
     pub const fn element(self) -> ElementType {
@@ -82,11 +93,12 @@ impl Operation for SumGradient {
     }
 
     fn accesses(&self) -> Vec<(SlotId, Access)> {
-        let mut all = Vec::with_capacity(3 * self.parts.len());
+        let mut all = Vec::with_capacity(4 * self.parts.len());
         for part in &self.parts {
             all.push((part.own, Read));
             all.extend(part.received.map(|slot| (slot, Read)));
             all.push((part.into, if part.target == SumTarget::More { Update } else { Write }));
+            all.extend(part.squares.map(|slot| (slot, Write)));
         }
         all
     }
@@ -101,7 +113,9 @@ impl Operation for SumGradient {
             let own = sizes.summed(part.weight, self.group)?.saturating_mul(self.element.bytes());
             let received = part.received.map_or(Some(0), |slot| sizes.slot(slot))?;
             let times = if part.target == SumTarget::More { 2 } else { 1 };
-            Some(own.saturating_add(received).saturating_add(sizes.slot(part.into)?.saturating_mul(times)))
+            let squares = part.squares.map_or(Some(0), |slot| sizes.slot(slot))?;
+            let read = own.saturating_add(received);
+            Some(read.saturating_add(sizes.slot(part.into)?.saturating_mul(times)).saturating_add(squares))
         });
         sum(touched).map(Moves::memory)
     }

@@ -1,15 +1,15 @@
 //! Addresses: interval colouring of the transient slots.
 //!
-//! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its writer's
-//! earliest permitted start (after the task before of the lane that paces it, its own but for sums, which
-//! the quantize lane paces; the content it reads and its release; what goes on with what an exchange or
-//! reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, after
-//! the sum before it) until the compute lane is known to have passed its last access: a transposition on
-//! another lane counts as over when the call that consumes its result is issued. Two slots share bytes only
-//! if one's hold ends before the other's begins: so sharing never takes back the prefetch it serves, and a
-//! late prefetch never stalls a call that does not need it. Only a budget that holds do not fit cuts them
-//! back. Addresses are found in [`super::packing`]; no layout can beat the live bytes, none that keeps holds
-//! the fullest moment of these.
+//! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its writer's earliest
+//! permitted start (after the task before of the lane that paces it, its own but for sums, which the quantize lane
+//! paces; the content it reads and its release; what goes on with what an exchange or reduction brought, as a sum over
+//! replicas does, starts as early as that; what an exchange brings, after the sum before it) until the compute lane is
+//! known to have passed its last access: a transposition on another lane counts as over when the call that consumes its
+//! result is issued. Two slots share bytes only if one's hold ends before the other's begins: so sharing never takes
+//! back the prefetch it serves, and a late prefetch never stalls a call that does not need it. Only a budget that holds
+//! do not fit cuts them back. Squares, of a few bytes and held through backward, lie behind the others, which lie as if
+//! there were none, unless that is over the budget. Addresses are found in [`super::packing`]; no layout can beat the
+//! live bytes, none that keeps holds the fullest moment of these.
 
 use std::collections::BTreeMap;
 
@@ -140,23 +140,41 @@ pub(super) fn place(
     live: usize,
     budget: Option<usize>,
 ) -> usize {
-    let placed: Vec<usize> = placed(slots, holds).collect();
     let budget = budget.unwrap_or(usize::MAX);
-    let packed =
-        |is_cut| pack(&items(slots, lives, holds, is_cut), live.saturating_add(live / ENOUGH), budget);
+    let enough = live.saturating_add(live / ENOUGH);
+    let all: Vec<usize> = placed(slots, holds).collect();
+    let (squares, others): (Vec<usize>, Vec<usize>) =
+        all.iter().partition(|slot| matches!(slots[**slot].content, Content::Squares(_)));
+    let packed = |of: &[usize], is_cut, limit| pack(&items(of, slots, lives, holds, is_cut), enough, limit);
     let [none, cuts @ ..] = CUTS;
-    let whole = packed(none);
-    let mut cut = cuts.into_iter().filter(|_| budget < whole.bytes && live <= budget).map(packed);
-    let found = cut.find(|cut| cut.bytes <= budget).unwrap_or(whole);
-    for (slot, begin) in placed.iter().zip(found.begins) {
-        slots[*slot].region.offset = base + begin;
+    let behind: usize = squares.iter().map(|slot| aligned(&slots[*slot])).sum();
+    let mut found = packed(&others, none, budget.saturating_sub(behind));
+    let (mut placed, mut end) = (others, found.bytes);
+    if end.saturating_add(behind) <= budget {
+        for slot in squares {
+            found.begins.push(end);
+            placed.push(slot);
+            end += aligned(&slots[slot]);
+        }
+    } else {
+        let whole = packed(&all, none, budget);
+        let mut cut = cuts
+            .into_iter()
+            .filter(|_| budget < whole.bytes && live <= budget)
+            .map(|is_cut| packed(&all, is_cut, budget));
+        found = cut.find(|cut| cut.bytes <= budget).unwrap_or(whole);
+        (placed, end) = (all, found.bytes);
     }
-    found.bytes
+    for (slot, begin) in placed.into_iter().zip(found.begins) {
+        slots[slot].region.offset = base + begin;
+    }
+    end
 }
 
 /// The least bytes that [`place`] gets along with, if tasks may wait for memory: as a budget they are kept.
 pub(super) fn least(slots: &[Slot], lives: &[Life], holds: &[Life]) -> usize {
-    let bytes = CUTS.into_iter().map(|is_cut| packing::least(&items(slots, lives, holds, is_cut)));
+    let all: Vec<usize> = placed(slots, holds).collect();
+    let bytes = CUTS.into_iter().map(|is_cut| packing::least(&items(&all, slots, lives, holds, is_cut)));
     bytes.min().unwrap_or(0)
 }
 
@@ -171,14 +189,18 @@ fn placed<'a>(slots: &'a [Slot], holds: &'a [Life]) -> impl Iterator<Item = usiz
     (0..slots.len()).filter(|slot| slots[*slot].residency == Residency::Transient && holds[*slot].is_some())
 }
 
+fn aligned(slot: &Slot) -> usize {
+    slot.region.bytes.next_multiple_of(ALIGNMENT)
+}
+
 /// How large they are and how long they are held.
-fn items(slots: &[Slot], lives: &[Life], holds: &[Life], is_cut: Cut) -> Vec<Item> {
-    let item = |slot: usize| {
-        let spans = if is_cut(slots[slot].content) { lives } else { holds };
-        let (from, to) = spans[slot].unwrap_or_default();
-        Item { bytes: slots[slot].region.bytes.next_multiple_of(ALIGNMENT), from, to }
+fn items(of: &[usize], slots: &[Slot], lives: &[Life], holds: &[Life], is_cut: Cut) -> Vec<Item> {
+    let item = |slot: &usize| {
+        let spans = if is_cut(slots[*slot].content) { lives } else { holds };
+        let (from, to) = spans[*slot].unwrap_or_default();
+        Item { bytes: aligned(&slots[*slot]), from, to }
     };
-    placed(slots, holds).map(item).collect()
+    of.iter().map(item).collect()
 }
 
 /// A gradient on its way: what is rounded for the wire, and what comes of the reduction.

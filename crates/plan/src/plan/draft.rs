@@ -145,6 +145,8 @@ pub(super) struct Draft<'a> {
     pub(super) policy: &'a Policy,
     /// Are gradients added to what the step before left in main grads?
     pub(super) continues: bool,
+    /// Does the norm of main grads follow, with an optimizer?
+    pub(super) updates: bool,
     /// Shards that are published so far.
     pub(super) published: HashSet<SlotId>,
     slots: Vec<Slot>,
@@ -169,6 +171,7 @@ impl<'a> Draft<'a> {
             weights,
             policy,
             continues: false,
+            updates: false,
             published: HashSet::new(),
             places: first_places(&residents),
             slots: residents,

@@ -63,6 +63,7 @@ pub(super) fn place(
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
     let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
     draft.continues = request.accumulation.continues();
+    draft.updates = request.updates_weights;
     if !is_prologue {
         passes::gather(&mut draft, demands, timetable);
         passes::columnwise(&mut draft);

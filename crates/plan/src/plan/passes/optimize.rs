@@ -1,10 +1,10 @@
 //! Norm, vote, and the optimizer: Adam or a custom one.
 //!
-//! Law: nothing after the vote changes a weight unless every rank voted clean. The norm counts every main
-//! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all
-//! replicas, in rank order, so that all of them skip a step together. Weights of one bucket and one parameter
-//! group are one task, or one for each round of matrices that a custom optimizer needs whole. Adam casts what it
-//! makes where each block says by itself how, or takes its amaxes; all else is quantized after it.
+//! Law: nothing after the vote changes a weight unless every rank voted clean. The norm counts every main grad once, by
+//! the squares that its last sum took or else by itself; frozen weights have none and stay as they are; the vote sees
+//! the record of every rank of all replicas, in rank order, so that all of them skip a step together. Weights of one
+//! bucket and one parameter group are one task, or one for each round of matrices that a custom optimizer needs whole.
+//! Adam casts what it makes where each block says by itself how, or takes its amaxes; all else is quantized after it.
 
 use std::collections::BTreeMap;
 
@@ -27,13 +27,16 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     let record = draft.transient("norm record".into(), Content::NormRecord);
     let records = draft.transient("norm records".into(), Content::NormRecords);
     let vote = draft.transient("vote".into(), Content::Vote);
-    let main_grads = (0..draft.weights.layouts.len())
-        .map(WeightId::at)
-        .filter(|weight| !draft.weights.layout(*weight).frozen)
-        .map(|weight| (weight, draft.slot(Content::MainGrad(weight))))
-        .collect();
+    let (mut main_grads, mut squares) = (Vec::new(), Vec::new());
+    let weights = (0..draft.weights.layouts.len()).map(WeightId::at);
+    for weight in weights.filter(|weight| !draft.weights.layout(*weight).frozen) {
+        match draft.known(Content::Squares(weight)) {
+            Some(taken) => squares.push((weight, taken)),
+            None => main_grads.push((weight, draft.slot(Content::MainGrad(weight)))),
+        }
+    }
     let fault = draft.slot(Content::FaultWord);
-    let norm = Op::GradNorm(GradNorm { main_grads, fault, record });
+    let norm = Op::GradNorm(GradNorm { main_grads, squares, fault, record });
     draft.add(tail, Section::Tail, DraftTask::local(norm, "main grads", Carrier::Quantize));
     let bytes = size_of::<NormRecord>() * peers(draft.weights.mesh, Group::World);
     let gathered = Op::GatherRecords(GatherRecords { from: record, to: records });

@@ -18,7 +18,8 @@
 //! exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce over all
 //! ranks carries all of them together. The first contribution of a step overwrites, unless the step
 //! continues a sum that steps before it began: then none does. Gradients of one group
-//! that one call completes are one collective, and one sum.
+//! that one call completes are one collective, and one sum. Where the last contribution of a step is accumulated by
+//! the sum that makes it, that sum takes its squares for the norm.
 //!
 //! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
 //! [`ReduceDtype`]: crate::policy::ReduceDtype
@@ -47,6 +48,17 @@ type Together = (WeightId, Option<MicroBatchId>, Option<CallId>);
 struct Span {
     first: CallId,
     last: CallId,
+}
+
+/// One of the contributions to a main grad.
+#[derive(Clone, Copy)]
+struct Contribution {
+    /// The first call whose gradient is in it.
+    call: CallId,
+    /// Does it begin the sum?
+    begins: bool,
+    /// Does none of the step come after it?
+    ends: bool,
 }
 
 /// One reduction in the making.
@@ -98,6 +110,11 @@ struct Rows {
 /// As the timetable says.
 pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
     let spans = spans(draft);
+    let mut ends: HashMap<WeightId, CallId> = HashMap::new();
+    for ((weight, ..), Span { last, .. }) in &spans {
+        let end = ends.entry(*weight).or_insert(*last);
+        *end = (*end).max(*last);
+    }
     let mut begun: BTreeSet<WeightId> = BTreeSet::new();
     if draft.continues {
         begun.extend((0..draft.weights.layouts.len()).map(WeightId::at));
@@ -119,8 +136,9 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
                     };
                     add_to(draft, weight, first, id, stage);
                     if last == id {
-                        let begins = begun.insert(weight);
-                        collect(draft, &mut collected, (weight, element), (first, begins), (id, stage));
+                        let ends = ends.get(&weight) == Some(&id);
+                        let contribution = Contribution { call: first, begins: begun.insert(weight), ends };
+                        collect(draft, &mut collected, (weight, element), contribution, (id, stage));
                     }
                 }
             }
@@ -246,15 +264,15 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
 
 /// Puts a complete gradient, which begins with that of call `first`, in the element type its call wrote, into
 /// its group's reduction, or into one of its own; rounded to bf16, if it travels so. Gradients that travel in
-/// different types travel apart. `begins`: it is the weight's first of the step. `last` is the call that
-/// completes it.
+/// different types travel apart. `last` is the call that completes it.
 fn collect(
     draft: &mut Draft<'_>,
     collected: &mut OfCall,
     (weight, written): (WeightId, ElementType),
-    (first, begins): (CallId, bool),
+    contribution: Contribution,
     (last, stage): (CallId, usize),
 ) {
+    let first = contribution.call;
     let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
     let mut from = draft.slot(Content::written(weight, first, written));
     let element = draft.policy.reduce_dtype.travels(written);
@@ -270,7 +288,7 @@ fn collect(
     let alike = (element, layout.shard.group(), layout.shard.counts_tokens());
     let reduction = collected.joined_by(layout.group, name, alike);
     reduction.completed_later |= first != last || element != written;
-    reduction.take(draft, weight, from, (first, begins));
+    reduction.take(draft, weight, from, contribution);
 }
 
 impl OfCall {
@@ -309,7 +327,8 @@ impl Collected {
     }
 
     /// Adds the way of one gradient, which lies in `from` as it travels.
-    fn take(&mut self, draft: &mut Draft<'_>, weight: WeightId, from: SlotId, (call, first): (CallId, bool)) {
+    fn take(&mut self, draft: &mut Draft<'_>, weight: WeightId, from: SlotId, contribution: Contribution) {
+        let Contribution { call, begins, ends } = contribution;
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
         let layout = draft.weights.layout(weight);
         let (mesh, shard) = (draft.weights.mesh, layout.shard);
@@ -345,12 +364,15 @@ impl Collected {
                         (draft.transient(named, content), SumTarget::travelling_in(sums_in))
                     }
                     (true, Some(rows)) => (rows, SumTarget::Rows),
-                    (true, None) if first => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
+                    (true, None) if begins => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
                     (true, None) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
                 };
+                // Where it is the last one, what is written here is what the norm is of.
+                let squares = (target.accumulates() && ends && draft.updates)
+                    .then(|| draft.transient(format!("{name} squares"), Content::Squares(weight)));
                 let SumLevel { parts, sums, .. } = self.level(number, group, &shard);
                 parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
-                sums.push(SumPart { weight, own, received, into, target });
+                sums.push(SumPart { weight, own, received, into, target, squares });
                 own = into;
             }
         }
@@ -361,7 +383,7 @@ impl Collected {
             from = draft.transient(named, Content::SummedGradient(weight, call));
             self.over_replicas.push((reduced, from));
         }
-        self.rows.push(Rows { weight, from, first });
+        self.rows.push(Rows { weight, from, first: begins });
     }
 }
 

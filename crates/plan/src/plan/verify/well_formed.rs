@@ -183,6 +183,7 @@ impl Ids<'_> {
             | Content::Gathered(weight, _)
             | Content::Transposed(weight)
             | Content::Round(weight, _)
+            | Content::Squares(weight)
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)

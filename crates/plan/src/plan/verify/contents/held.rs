@@ -91,6 +91,8 @@ pub(super) enum Held {
     LocalSum(WeightId, BTreeSet<CallId>),
     /// The main grad: the sum of these calls' gradients over all ranks.
     MainGrad(WeightId, BTreeSet<CallId>),
+    /// Squares of the main grad as it was when it was the sum of these.
+    Squares(WeightId, BTreeSet<CallId>),
     /// A round of matrices.
     Round { weights: Vec<WeightId>, stage: RoundStage },
     /// The fault word, having seen this many calls since it was cleared.
@@ -166,6 +168,7 @@ impl Held {
             }
             Self::LocalSum(weight, _) => content == Content::LocalGrad(*weight),
             Self::MainGrad(weight, _) => content == Content::MainGrad(*weight),
+            Self::Squares(weight, _) => content == Content::Squares(*weight),
             Self::Round { weights, stage } => {
                 weights.first().is_some_and(|first| content == Content::Round(*first, *stage))
             }
@@ -304,6 +307,9 @@ impl Held {
                 format!("this rank's gradient sum of {} over {}", name(weight), calls(of))
             }
             Self::MainGrad(weight, of) => format!("the main grad of {} over {}", name(weight), calls(of)),
+            Self::Squares(weight, of) => {
+                format!("the squares of the main grad of {} over {}", name(weight), calls(of))
+            }
             Self::Round { weights, stage } => {
                 let weights = weights.iter().map(name).collect::<Vec<_>>().join(", ");
                 match stage {

@@ -1,6 +1,7 @@
 //! PL-4: main grads: what is added to them, and that none lacks the gradient of a call.
 //!
-//! Law: the first contribution of a step begins a sum and no later one does. Where a gradient that a sum lacks was lost
+//! Law: the first contribution of a step begins a sum and no later one does. Squares of a main grad are those of the
+//! calls that were in it when they were taken. Where a gradient that a sum lacks was lost
 //! is found in what slots hold, the furthest that it came first.
 
 use std::collections::BTreeSet;
@@ -45,6 +46,39 @@ impl Run<'_> {
         self.fill(task, into, held)?;
         self.proven.gradients += contributions;
         Ok(())
+    }
+
+    /// The squares of the main grad in `from` as it is now.
+    pub(super) fn take_squares(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        from: SlotId,
+        to: SlotId,
+    ) -> Verdict<()> {
+        let sum = match self.slots.held(from) {
+            Held::MainGrad(of, sum) if *of == weight => sum.clone(),
+            _ => BTreeSet::new(),
+        };
+        self.fill(task, to, Held::Squares(weight, sum))
+    }
+
+    /// PL-4: `slot` must hold the squares of the main grad of `weight` with every call's gradient in it. If the main
+    /// grad lacks one too, it is said where that is.
+    pub(super) fn squared(&self, task: TaskId, weight: WeightId, slot: SlotId) -> Verdict<()> {
+        let all = &self.contributors[weight.index()];
+        if let Held::Squares(of, sum) = self.slots.held(slot)
+            && *of == weight
+            && all.iter().all(|call| sum.contains(call))
+        {
+            return Ok(());
+        }
+        if let Some(main_grad) = self.plan.arena.find(Content::MainGrad(weight)) {
+            self.complete(task, weight, main_grad)?;
+        }
+        let needs = format!("squares of the main grad of `{}` with all contributions", self.name(weight));
+        let remedy = "take squares with the last contribution, or let the norm read the main grad";
+        self.wrong_gradient(task, slot, needs, remedy)
     }
 
     /// What is added: the calls it comes from.

@@ -1,24 +1,23 @@
 //! PL-4 and PL-9, the optimizer: norm, records, vote, Adam or a custom optimizer.
 //!
-//! Law: the norm counts every complete main grad of a weight that trains once and carries the fault word of
-//! all calls; the vote sees all ranks' records and counts the step once; Adam, or the custom optimizer in its place,
-//! rewrites every such weight once, and no other, from state and main grads of this step, under that vote; one task of
-//! it speaks of one parameter group.
+//! Law: the norm counts every complete main grad of a weight that trains once, by itself or by squares that were taken
+//! of it when it was complete, and carries the fault word of all calls; the vote sees all ranks' records and counts the
+//! step once; Adam, or the custom optimizer in its place, rewrites every such weight once, and no other, from state and
+//! main grads of this step, under that vote; one task of it speaks of one parameter group.
 
 use super::{Held, Run, Verdict, VerifyError};
-use crate::op::{Adam, AdamOperand, MasterOperand, UpdateOperand};
+use crate::op::{Adam, AdamOperand, GradNorm, MasterOperand, UpdateOperand};
 use warpweft_base::id::{BucketId, SlotId, TaskId, Version, WeightId};
 use warpweft_format::Orientation;
 
 impl Run<'_> {
-    pub(super) fn grad_norm(
-        &mut self,
-        task: TaskId,
-        main_grads: &[(WeightId, SlotId)],
-        fault: SlotId,
-        record: SlotId,
-    ) -> Verdict<()> {
+    pub(super) fn grad_norm(&mut self, task: TaskId, op: &GradNorm) -> Verdict<()> {
+        let GradNorm { main_grads, squares, fault, record } = op;
         let mut counted = vec![0usize; self.plan.weights.layouts.len()];
+        for (weight, slot) in squares {
+            self.squared(task, *weight, *slot)?;
+            counted[weight.index()] += 1;
+        }
         for (weight, slot) in main_grads {
             self.complete(task, *weight, *slot)?;
             counted[weight.index()] += 1;
@@ -36,11 +35,11 @@ impl Run<'_> {
             }));
         }
         let calls = self.all_closures();
-        if *self.slots.held(fault) != (Held::FaultWord { calls }) {
+        if *self.slots.held(*fault) != (Held::FaultWord { calls }) {
             let needs = format!("a fault word that has seen all {calls} calls of the step");
-            return self.wrong_operand(task, fault, &needs, "take the norm after the last call");
+            return self.wrong_operand(task, *fault, &needs, "take the norm after the last call");
         }
-        self.fill(task, record, Held::Record)
+        self.fill(task, *record, Held::Record)
     }
 
     pub(super) fn gather_records(&mut self, task: TaskId, from: SlotId, to: SlotId) -> Verdict<()> {

@@ -6,7 +6,8 @@
 //! calls. Only where one rank has all rows is there nothing that could have landed. Where sums have levels, both
 //! are of one level, and each level takes what the one before left: no block is added up before it is complete, none
 //! is left out or counted twice. What is summed over a whole replica goes on as reduced rows; or, if there are no
-//! other replicas to sum it with, into the main grad as any contribution does.
+//! other replicas to sum it with, into the main grad as any contribution does. Squares are of the main grad that the
+//! sum leaves, and of no later one.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +40,7 @@ impl Run<'_> {
         group: Group,
         part: SumPart,
     ) -> Verdict<()> {
-        let SumPart { weight, own, received, into, target } = part;
+        let SumPart { weight, own, received, into, target, squares } = part;
         let level = self.level(task, weight, group)?;
         let calls = self.given(task, element, level, weight, own)?;
         if self.plan.weights.layout(weight).placement == Placement::Replicated {
@@ -53,7 +54,14 @@ impl Run<'_> {
         self.all_received(task, weight, group, (expected, received))?;
         let (mesh, layout) = (self.plan.weights.mesh, self.plan.weights.layout(weight));
         let is_last = level.index() + 1 == layout.shard.depth(mesh);
-        if matches!(target, SumTarget::Rows | SumTarget::Rounded) {
+        if !target.accumulates() {
+            if squares.is_some() {
+                let problem = format!(
+                    "takes squares of rows of the gradient of `{}`, which are no main grad",
+                    self.name(weight)
+                );
+                return self.wrong_accumulation(task, problem, "take the squares of what is accumulated");
+            }
             let left = target.element();
             self.travels_on(task, weight, (left, is_last))?;
             let held = match (is_last, layout.is_in_slices()) {
@@ -79,7 +87,8 @@ impl Run<'_> {
             let remedy = "leave the sums as they are and sum them over the replicas first, or each replica goes on with gradients of its own";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        self.contribute(task, weight, calls, into, target == SumTarget::First)
+        self.contribute(task, weight, calls, into, target == SumTarget::First)?;
+        squares.map_or(Ok(()), |squares| self.take_squares(task, weight, into, squares))
     }
 
     /// What one task turns into means is divided by one number.
