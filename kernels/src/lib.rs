@@ -46,7 +46,7 @@ macro_rules! source {
 }
 
 /// What sources include.
-pub const HEADERS: [Source; 11] = [
+pub const HEADERS: [Source; 12] = [
     source!("activation.cuh"),
     source!("adam.cuh"),
     source!("amax.cuh"),
@@ -56,6 +56,7 @@ pub const HEADERS: [Source; 11] = [
     source!("elements.cuh"),
     source!("fragment.cuh"),
     source!("gelu.cuh"),
+    source!("meeting.cuh"),
     source!("range.cuh"),
     source!("slice.cuh"),
 ];
@@ -93,6 +94,8 @@ pub enum Family {
     Memory,
     /// Bytes to peers, with meetings.
     Exchange,
+    /// Rows to peers up to counts, and the check of these.
+    Dispatch,
     /// Activations into operands of products.
     Activation,
     /// Activations into operands of products whose hardware scales blocks.
@@ -105,7 +108,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -121,6 +124,7 @@ impl Family {
         Self::FiniteCheck,
         Self::Memory,
         Self::Exchange,
+        Self::Dispatch,
         Self::Activation,
         Self::BlockScaled,
         Self::Elementwise,
@@ -146,6 +150,7 @@ impl Family {
             Self::FiniteCheck => source!("finite_check.cu"),
             Self::Memory => source!("memory.cu"),
             Self::Exchange => source!("exchange.cu"),
+            Self::Dispatch => source!("dispatch.cu"),
             Self::Activation => source!("activation.cu"),
             Self::BlockScaled => source!("block_scaled.cu"),
             Self::Elementwise => source!("elementwise.cu"),
