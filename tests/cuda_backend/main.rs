@@ -26,6 +26,8 @@ fn main() {
         bodies::diverged::ALL,
         bodies::collective_sessions::ALL,
         bodies::collective_calls::ALL,
+        bodies::dispatch::ALL,
+        bodies::dispatch_sessions::ALL,
         bodies::forgotten::ALL,
         bodies::ops::ALL,
         bodies::optimizer::ALL,

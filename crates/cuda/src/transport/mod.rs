@@ -28,8 +28,8 @@
 //!   *from* peers, after a stream's wait for them, never finished with three and more GPUs in a process, as
 //!   if the driver queued the copies of several readers on the engine of the GPU they read, one after the
 //!   waits of another.
-//! - Rows with counts go by one kernel inside a host, which reads the counts where they are. What leaves a host, or goes
-//!   by NCCL, goes in whole slots: the host that enqueues knows no counts.
+//! - Rows with counts go by one kernel inside a host, which reads the counts where they are. What leaves a
+//!   host, or goes by NCCL, goes in whole slots: who enqueues knows no counts.
 //! - Within one GPU bytes are moved by kernels, to whichever rank they belong: the driver would do the same
 //!   with one it loads when it is first needed, and ranks that share a GPU would share its engines.
 //! - Where ranks share a GPU, all of them meet on the host between the signals of a meeting and its waits
