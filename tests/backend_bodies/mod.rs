@@ -32,6 +32,7 @@ pub(crate) mod delayed;
 pub(crate) mod dispatch;
 pub(crate) mod dispatch_sessions;
 pub(crate) mod diverged;
+pub(crate) mod expert_parallel;
 pub(crate) mod experts;
 pub(crate) mod forgotten;
 pub(crate) mod harness;

@@ -35,6 +35,7 @@ fn main() {
         bodies::parts::ALL,
         bodies::captured::ALL,
         bodies::tensor::ALL,
+        bodies::expert_parallel::ALL,
         bodies::cast_in_update::ALL,
         bodies::accumulated::ALL,
         bodies::background_saves::ALL,
