@@ -56,6 +56,7 @@ pub const HEADERS: [Source; 12] = [
     source!("elements.cuh"),
     source!("fragment.cuh"),
     source!("gelu.cuh"),
+    source!("meeting.cuh"),
     source!("range.cuh"),
     source!("slice.cuh"),
     source!("squares.cuh"),
@@ -94,6 +95,8 @@ pub enum Family {
     Memory,
     /// Bytes to peers, with meetings.
     Exchange,
+    /// Rows to peers up to counts, and the check of these.
+    Dispatch,
     /// Activations into operands of products.
     Activation,
     /// Activations into operands of products whose hardware scales blocks.
@@ -106,7 +109,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -122,6 +125,7 @@ impl Family {
         Self::FiniteCheck,
         Self::Memory,
         Self::Exchange,
+        Self::Dispatch,
         Self::Activation,
         Self::BlockScaled,
         Self::Elementwise,
@@ -147,6 +151,7 @@ impl Family {
             Self::FiniteCheck => source!("finite_check.cu"),
             Self::Memory => source!("memory.cu"),
             Self::Exchange => source!("exchange.cu"),
+            Self::Dispatch => source!("dispatch.cu"),
             Self::Activation => source!("activation.cu"),
             Self::BlockScaled => source!("block_scaled.cu"),
             Self::Elementwise => source!("elementwise.cu"),

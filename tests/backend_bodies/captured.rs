@@ -38,6 +38,11 @@ pub(crate) struct Trained {
 }
 
 impl Trained {
+    /// Masters, moments, scales and planes.
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
     /// Bits of all masters.
     pub(crate) fn masters(&self) -> Vec<u32> {
         let masters = self.checkpoint.weights.iter().flat_map(|weight| weight.master.iter());
@@ -109,11 +114,13 @@ pub(crate) async fn trained_on(
         );
     }
     assert!(Arc::ptr_eq(&plan, session.plan("train").unwrap()), "one plan from the first step to the last");
-    // No weight is replicated, so every row is there once in each replica, and the norm is that of all values.
+    // Replicas have the same rows, or slices of them, and the norm is that of all values.
     let main_grads = session.main_grads().await.unwrap();
-    let mesh = plan.weights.mesh;
-    let of_a_replica = main_grads.iter().filter(|part| mesh.replica_of(part.rank) == 0);
-    let squares = of_a_replica.flat_map(|part| &part.values).map(|value| f64::from(*value).powi(2));
+    let mut counted = BTreeSet::new();
+    let once = main_grads
+        .iter()
+        .filter(|part| counted.insert(format!("{} {:?} {:?}", part.weight, part.rows, part.columns)));
+    let squares = once.flat_map(|part| &part.values).map(|value| f64::from(*value).powi(2));
     let norm = squares.sum::<f64>().sqrt();
     assert!(told > 0.0 && (norm - told).abs() < 1e-6 * told, "{norm} {told}, {scaling:?}, {capture:?}");
     let checkpoint = session.export().await.unwrap();

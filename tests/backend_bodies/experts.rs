@@ -68,28 +68,49 @@ pub(crate) fn declare(dynamic: &[&str]) -> Declared {
 
 /// The program with so many micro-batches in a step.
 pub(crate) fn declare_with(dynamic: &[&str], micro_batches: u32) -> Declared {
-    declared(dynamic, micro_batches, ParameterGroup::default(), 1)
+    declared(dynamic, micro_batches, ParameterGroup::default(), (1, false))
 }
 
 /// The program of one micro-batch whose weights' matrices a custom optimizer gets whole.
 pub(crate) fn declare_by_matrices() -> Declared {
-    declared(&[], 1, ParameterGroup { whole_matrix: true, ..ParameterGroup::default() }, 1)
+    declared(&[], 1, ParameterGroup { whole_matrix: true, ..ParameterGroup::default() }, (1, false))
 }
 
 /// The program for tensor-parallel groups of so many ranks: the parts of the weights are what the others' weights are,
 /// by rows of every first expert and by columns of every second.
 pub(crate) fn declare_cut(tensor: u32) -> Declared {
-    declared(&[], MICRO_BATCHES as u32, ParameterGroup::default(), tensor as usize)
+    declared(&[], MICRO_BATCHES as u32, ParameterGroup::default(), (tensor as usize, false))
 }
 
-fn declared(dynamic: &[&str], micro_batches: u32, parameters: ParameterGroup, tensor: usize) -> Declared {
+/// The same, where every second block has other experts on each rank of an expert-parallel group, and is not cut.
+pub(crate) fn declare_parallel(tensor: u32) -> Declared {
+    declared(&[], MICRO_BATCHES as u32, ParameterGroup::default(), (tensor as usize, true))
+}
+
+fn declared(
+    dynamic: &[&str],
+    micro_batches: u32,
+    parameters: ParameterGroup,
+    (tensor, parallel): (usize, bool),
+) -> Declared {
     let formats = formats();
     let mut model = Model::builder();
     let blocks: Vec<Vec<WeightId>> = formats
         .iter()
-        .map(|format| {
-            let name = |expert| format!("{format} {expert}");
+        .enumerate()
+        .map(|(block, format)| {
+            let is_parallel = parallel && block % 2 == 1;
+            let name = |expert: usize| match is_parallel {
+                true => format!("{format}.experts.{expert}"),
+                false => format!("{format} {expert}"),
+            };
             let sharded = |expert: usize| {
+                if is_parallel {
+                    let weight = model.sharded(&name(expert), WEIGHT.rows, WEIGHT.cols, *format).unwrap();
+                    model.expert_parallel(weight).unwrap();
+                    model.tensor_parallel(weight, TensorParallel::SplitTokens).unwrap();
+                    return weight;
+                }
                 let Shape { rows, cols } = WEIGHT;
                 let (rows, cols, how) = match expert.is_multiple_of(2) {
                     true => (tensor * rows, cols, TensorParallel::ColumnParallel),

@@ -1,7 +1,7 @@
 //! Tests that every backend must pass, as bodies without a device. A test program names its device in `crate::device`:
-//! `Device`, `DeviceOptions`, `on_every_rank`, `most_captured_ranks`, `HOST_SEES_MEMORY` and the `meshes` of replicas
-//! it is requested; and in `crate::products` what whole sessions compute on it, and how they are started: `Surface`,
-//! `Layers`, `CustomOptimizer`, `form`, `turned`, `settled` and `start`.
+//! `Device`, `DeviceOptions`, `on_every_rank`, `most_captured_ranks`, `HOST_SEES_MEMORY`, `moves_filled_rows_alone` and
+//! the `meshes` of replicas it is requested; and in `crate::products` what whole sessions compute on it, and how they
+//! are started: `Surface`, `Layers`, `CustomOptimizer`, `form`, `turned`, `settled` and `start`.
 
 /// Lists the bodies of a file, for programs with a runner of their own, and makes each a test for the others.
 macro_rules! bodies {
@@ -29,7 +29,10 @@ pub(crate) mod collectives;
 pub(crate) mod conformance;
 pub(crate) mod custom_optimizer;
 pub(crate) mod delayed;
+pub(crate) mod dispatch;
+pub(crate) mod dispatch_sessions;
 pub(crate) mod diverged;
+pub(crate) mod expert_parallel;
 pub(crate) mod experts;
 pub(crate) mod forgotten;
 pub(crate) mod harness;

@@ -11,6 +11,11 @@ use crate::bodies::harness::{Plan, RankWork, made_by_ranks, within_limit};
 /// Whether the checking layer can look at what a closure wrote.
 pub(crate) const HOST_SEES_MEMORY: bool = true;
 
+/// Whether of slots with counts only what is filled is moved.
+pub(crate) fn moves_filled_rows_alone() -> bool {
+    true
+}
+
 /// Ranks whose steps can be captured together.
 pub(crate) fn most_captured_ranks() -> u32 {
     4

@@ -3,7 +3,7 @@
 use half::bf16;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
-use warpweft_format::{Format, Orientation};
+use warpweft_format::{Element, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
 use warpweft_plan::model::Form;
 use warpweft_session::config::Config;
@@ -67,6 +67,24 @@ impl Layers {
             }
         }
     }
+}
+
+/// A buffer into another, as a call does it that computes nothing.
+pub(crate) fn copy_buffer<T: Element>(
+    context: &ComputeContext<'_, CpuSurface>,
+    [from, to]: [&str; 2],
+) -> Result<(), ComputeError> {
+    context.write_named::<T>(to)?.copy_from_slice(&context.read_named::<T>(from)?);
+    Ok(())
+}
+
+/// A buffer into the gradient of a weight.
+pub(crate) fn copy_gradient(
+    context: &ComputeContext<'_, CpuSurface>,
+    [from, weight]: [&str; 2],
+) -> Result<(), ComputeError> {
+    context.gradient_named(weight)?.copy_from_slice(&context.read_named::<f32>(from)?);
+    Ok(())
 }
 
 /// A custom optimizer, which needs nothing either.

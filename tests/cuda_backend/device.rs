@@ -75,6 +75,11 @@ pub(crate) fn way() -> Way {
 /// Whether the checking layer can look at what a closure wrote.
 pub(crate) const HOST_SEES_MEMORY: bool = false;
 
+/// Whether of slots with counts only what is filled is moved. NCCL is told sizes when it is enqueued.
+pub(crate) fn moves_filled_rows_alone() -> bool {
+    way() != Way::Nccl
+}
+
 /// Ranks whose steps can be captured together: one on each GPU.
 pub(crate) fn most_captured_ranks() -> u32 {
     u32::try_from(gpus().len().clamp(1, 4)).unwrap()

@@ -14,7 +14,7 @@ use warpweft_cuda::kernels::{AdamOperand, Bounds, KernelLaunch, Kernels, MasterS
 use warpweft_cuda::linear::{BackwardOperands, Device, Linear, LinearSpec, Output, Recipe, Weight};
 use warpweft_cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use warpweft_cuda::{CudaSurface, DeviceAddress, DeviceOrdinal, KernelCache};
-use warpweft_format::{Format, Orientation};
+use warpweft_format::{Element, Format, Orientation};
 use warpweft_plan::compute::{
     ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext, UpdatedWeight,
 };
@@ -117,6 +117,22 @@ impl Layers {
     }
 }
 
+/// A buffer into another, as a call does it that computes nothing.
+pub(crate) fn copy_buffer<T: Element>(
+    context: &ComputeContext<'_, CudaSurface>,
+    [from, to]: [&str; 2],
+) -> Result<(), ComputeError> {
+    copy(context.handles(), context.read_named::<T>(from)?, context.write_named::<T>(to)?)
+}
+
+/// A buffer into the gradient of a weight.
+pub(crate) fn copy_gradient(
+    context: &ComputeContext<'_, CudaSurface>,
+    [from, weight]: [&str; 2],
+) -> Result<(), ComputeError> {
+    copy(context.handles(), context.read_named::<f32>(from)?, context.gradient_named(weight)?)
+}
+
 /// AdamW by the library's kernel, as a custom optimizer enqueues it: one launch for the weights of an update, made
 /// when they first come.
 pub(crate) struct CustomOptimizer {
@@ -188,12 +204,12 @@ impl CustomOptimizer {
     }
 }
 
-fn copy(
+fn copy<T: Element>(
     handles: &CudaHandles,
-    from: DeviceSlice<'_, f32>,
-    to: DeviceSliceMut<'_, f32>,
+    from: DeviceSlice<'_, T>,
+    to: DeviceSliceMut<'_, T>,
 ) -> Result<(), ComputeError> {
-    let bytes = to.len() * size_of::<f32>();
+    let bytes = to.len() * size_of::<T>();
     if bytes == 0 {
         return Ok(()); // this rank has no rows of it
     }

@@ -58,15 +58,18 @@ fn counts_that_do_not_belong_to_their_rows_are_refused_with_what_to_do() {
     let output = buffer("output", F32, Role::Output, Lifetime::Step);
     let carried = buffer("carried", F32, Role::Internal, Lifetime::Carried);
     let kept = buffer("kept", U32, Role::Internal, Lifetime::Carried);
+    let told = buffer("told", U32, Role::Output, Lifetime::Step);
+    let floats = buffer("floats", F32, Role::Internal, Lifetime::Step);
     for to in [output, carried] {
         let dispatch = Collective::dispatch(sent, to, counts);
         let says = said(program.collective("x", Phase::Forward, dispatch));
         assert!(says.contains("which outlives their counts; declare it as an activation"), "{says}");
     }
-    for taken in [kept, output] {
+    for taken in [kept, told, floats] {
         let dispatch = Collective::dispatch(sent, other, Counts { taken, ..counts });
         let says = said(program.collective("x", Phase::Forward, dispatch));
-        assert!(says.contains("declare counts as u32, one for each slot, for the step alone"), "{says}");
+        let advice = "declare counts as u32, one for each slot, as an activation of the step";
+        assert!(says.contains(advice), "{says}");
     }
 }
 

@@ -12,7 +12,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{BackendError, ClosureFault};
-use warpweft_base::id::RankId;
+use warpweft_base::id::{CallId, RankId};
 use warpweft_base::panics::kept_words;
 use warpweft_plan::compute::{Borrower, BoundCall, Compute, ComputeFactory, OptimizerTask, Seat, Surface};
 
@@ -104,6 +104,6 @@ impl<S: Surface> std::fmt::Debug for Closures<S> {
 }
 
 /// The fault word for a faulted call: its number, counted from 1, so that 0 means no fault.
-pub fn fault_word(fault: &ClosureFault) -> u32 {
-    fault.call.number().saturating_add(1)
+pub fn fault_word(call: CallId) -> u32 {
+    call.number().saturating_add(1)
 }

@@ -339,7 +339,7 @@ impl Backend for CudaBackend {
     fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {
         self.world.check()?;
         self.transfers.make_current().map_err(self.failed("beginning a step"))?;
-        self.progress.begin(&bound.script);
+        self.progress.begin(&bound.script, &bound.counts);
         *lock(&self.task_events) = bound.timeline.as_ref().map_or_else(Weak::new, Timeline::events);
         match &mut bound.timeline {
             None => Ok(()),
@@ -416,7 +416,11 @@ impl Backend for CudaBackend {
     fn take_fault(&self, stream: &mut CudaStream) -> Option<ClosureFault> {
         // Where the step's beginning is recorded, nothing else tells the host so.
         stream.faulted = false;
-        stream.fault.take()
+        let fault = stream.fault.take();
+        // Closures run while they are enqueued, so counts that are too large are of a call before one that failed.
+        let computes = stream.lane.kind == LaneKind::Compute;
+        let overflow = if computes { self.progress.take_overflow() } else { None };
+        overflow.or(fault)
     }
 
     fn take_diverged(&self) -> bool {

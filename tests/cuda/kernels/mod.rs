@@ -6,6 +6,7 @@ mod adam;
 mod block_scaled;
 mod codes;
 mod compile;
+mod dispatch;
 mod exchange;
 mod finite_check;
 mod fragments;

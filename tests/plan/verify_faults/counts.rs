@@ -150,15 +150,15 @@ fn a_closure_that_reads_rows_without_their_counts_is_refused() {
     refused(&plan, &["PL-10", "reads rows `brought 1` without the counts `taken 1` that they came with"]);
 }
 
-/// PL-3. Counts live until backward.
+/// PL-10. Counts live until backward.
 #[test]
 fn counts_that_are_overwritten_before_backward_are_refused() {
     let mut plan = routed();
     let (first, second) = (slot(&plan, "taken 0"), slot(&plan, "taken 1"));
     plan.arena.slots[second.index()].region = plan.arena.region(first);
     recount(&mut plan);
-    let error = verify(&plan).unwrap_err().to_string();
-    assert!(error.contains("PL-10") || error.contains("PL-3"), "{error}");
+    let says = "task 11 (collective call of dispatch 1) overwrote it through slot `taken 1`";
+    refused(&plan, &["PL-10", "needs buffer `taken 0` as call `dispatch 0` wrote it", says]);
     let mut plan = routed();
     let (early, reader) = (collective(&plan, "back 0"), collective(&plan, "home 1"));
     relocate(&mut plan, early, reader);

@@ -27,15 +27,19 @@ fn of_blocks(plan: &StepPlan, name: &str) -> usize {
 /// PL-9
 #[test]
 fn every_lost_step_of_the_delayed_chain_is_missed() {
-    for (plan, chain) in [
-        (delayed_training(), &["delayed scale", "partial cast", "record amax"][..]),
-        (delayed_prologue(), &["delayed scale", "partial cast"]),
-    ] {
-        for lost in chain {
+    const CAST: (&str, &str) = ("partial cast", "needs the rowwise shard of `block.0`");
+    let training = [
+        ("delayed scale", "needs the delayed scales of bucket 1 for version 1"),
+        CAST,
+        ("record amax", "needs the amax history of bucket 1 up to version 1"),
+    ];
+    let prologue = [("delayed scale", "needs the tensor scales of bucket 1 at version 0"), CAST];
+    for (plan, chain) in [(delayed_training(), &training[..]), (delayed_prologue(), &prologue)] {
+        for (lost, says) in chain {
             let mut plan = plan.clone();
             let task = of_blocks(&plan, lost);
             remove(&mut plan, task);
-            refused(&plan, &["PL-9"]);
+            refused(&plan, &["PL-9", says]);
         }
     }
 }

@@ -102,7 +102,7 @@ fn a_shard_that_is_published_after_its_gather_is_refused() {
     let [publishes, _] = publishing(&plan, to);
     let after = gather(&plan, to);
     relocate(&mut plan, publishes, after);
-    refused(&plan, &["PL-2"]);
+    refused(&plan, &["PL-2", "needs the other replicas' slices of the rowwise shard of `block.1`"]);
 }
 
 /// PL-2
@@ -145,7 +145,7 @@ fn a_sum_over_the_replicas_that_is_left_out_or_made_twice_is_refused() {
     let mut plan = training();
     let last = last_sum(&plan);
     remove(&mut plan, last);
-    refused(&plan, &["PL-4"]);
+    refused(&plan, &["PL-4", "needs the sum of `embedding` that an earlier contribution of this step began"]);
     let mut plan = training();
     let last = last_sum(&plan);
     repeat(&mut plan, last);
@@ -158,7 +158,14 @@ fn an_update_that_is_made_twice_is_refused() {
     let mut plan = training();
     let update = position(&plan, 0, |op| matches!(op, Op::Adam(_)));
     repeat(&mut plan, update);
-    refused(&plan, &["PL-9"]);
+    refused(
+        &plan,
+        &[
+            "PL-9",
+            "needs the master of `embedding` at version 0",
+            "holds the master of `embedding` at version 1",
+        ],
+    );
 }
 
 /// PL-9. The largest value may be in a slice of another replica.

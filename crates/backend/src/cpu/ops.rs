@@ -72,11 +72,11 @@ fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<Closure
     let surface = CpuSurface::new(Arc::clone(arena), op.call.clone());
     let fault = context.closures.run(context.presence.rank, &op.call, &surface).map_err(OpError::Closures)?;
     if let Some(fault) = &fault {
-        arena.write::<u32>(op.fault)?.fill(fault_word(fault));
+        arena.write::<u32>(op.fault)?.fill(fault_word(fault.call));
     } else {
         let fault = overflow(op, arena)?;
         if let Some(fault) = &fault {
-            arena.write::<u32>(op.fault)?.fill(fault_word(fault));
+            arena.write::<u32>(op.fault)?.fill(fault_word(fault.call));
         }
         inspect(&op.call, context)?;
         return Ok(fault);

@@ -133,11 +133,16 @@ impl WrittenCounts {
     /// The fault of a call that counted so, if it is one.
     pub fn fault(&self, call: CallId, counts: &[u32]) -> Option<ClosureFault> {
         let (slot, count) = counts.iter().enumerate().find(|(_, count)| **count as usize > self.capacity)?;
+        Some(self.fault_of(call, slot, *count))
+    }
+
+    /// The fault of a call that counted more rows in a slot than there is room for.
+    pub fn fault_of(&self, call: CallId, slot: usize, count: u32) -> ClosureFault {
         let Self { capacity, slots, group, buffer, dispatch, .. } = self;
         let place = slot.checked_div(*slots).unwrap_or(0);
         let message = format!(
             "`{buffer}` counts {count} rows in slot {slot}, which is for rank {place} of the {group} group, but `{dispatch}` has a capacity of {capacity}; declare a capacity of {count} or more, or let the closure keep fewer"
         );
-        Some(ClosureFault { call, message, panicked: false })
+        ClosureFault { call, message, panicked: false }
     }
 }

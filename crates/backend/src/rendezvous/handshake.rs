@@ -18,7 +18,7 @@ use warpweft_base::id::ProcessId;
 /// What the first bytes of either end say.
 const MAGIC: [u8; 8] = *b"warpweft";
 /// Of everything that processes say to each other.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const NONCE: usize = 32;
 const HELLO: usize = MAGIC.len() + 2 + 3 * 4 + NONCE;
 const REPLY: usize = MAGIC.len() + 2 + NONCE + PROOF;

@@ -10,6 +10,7 @@ use super::command::Command;
 use crate::device::context::Context;
 use crate::device::stream::Event;
 use crate::shutdown::collective_names::CollectiveNames;
+use crate::shutdown::progress::CheckedCounts;
 use crate::timing::Timeline;
 use warpweft_backend::local::ComputeCall;
 use warpweft_base::id::{CallId, EventId, TaskId, WeightId};
@@ -22,6 +23,8 @@ pub struct CudaBound {
     pub(crate) events: Vec<Event>,
     /// The gradients that its calls write, in program order, by which an inspection names them.
     pub(crate) gradients: Vec<(CallId, WeightId)>,
+    /// The counts that its calls write and that are checked, by which a fault names them.
+    pub(crate) counts: Arc<CheckedCounts>,
     /// When its tasks ran, if they are timed.
     pub(crate) timeline: Option<Timeline>,
     /// What its collectives are, for error messages.
@@ -47,8 +50,14 @@ pub(crate) struct BoundTask {
 pub(crate) enum Work {
     /// Enqueues these, in order.
     Commands(Vec<Command>),
-    /// Runs a closure, which enqueues; then, in a step in which gradients are inspected, what inspects those it wrote.
-    Call(ComputeCall, Vec<Command>),
+    /// Runs a closure, which enqueues.
+    Call {
+        call: ComputeCall,
+        /// Checks the counts that it wrote, by which ranks give each other rows.
+        check: Option<Command>,
+        /// Inspects the gradients that it wrote, in a step in which gradients are inspected.
+        inspections: Vec<Command>,
+    },
     /// Runs a part of the custom optimizer, which enqueues, and then checks what an update left.
     CustomOptimizer(Arc<OptimizerTask>, Option<Command>),
     /// Sets the fault word, and what the host knows of it, to no fault.

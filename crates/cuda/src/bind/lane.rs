@@ -4,8 +4,10 @@
 //! - **BK-2** Enqueuing neither allocates nor waits, unless ranks share a GPU ([`crate::world::HostMeeting`]).
 //! - A closure that fails leaves its call in the fault word, and no closure runs again in this step, nor the custom
 //!   optimizer of updates. The host knows of a fault as soon as the closure returns, because closures run while they
-//!   are enqueued. Of another rank's fault, or of a gradient that is not finite, only the device knows: the optimizer's
-//!   kernels read the vote, as the library's own do.
+//!   are enqueued. Of another rank's fault, of counts above their capacity, or of a gradient that is not finite, only
+//!   the device knows: the optimizer's kernels read the vote, as the library's own do.
+//! - Counts that a call wrote are checked after it, on its lane, also in a captured step, and leave no slot that
+//!   counts more rows than it has: closures go on in that step and may read them.
 //! - A collective leaves the number of its task, counted from 1, in the lane's word of pinned memory once it
 //!   is done; so a lane that makes no progress can be reported by task.
 
@@ -100,8 +102,8 @@ impl CudaStream {
                 all(commands)
             }
             // The vote will skip the step, so a custom optimizer has nothing to do either.
-            Work::Call(..) | Work::CustomOptimizer(..) if *faulted => Ok(()),
-            Work::Call(call, inspections) => {
+            Work::Call { .. } | Work::CustomOptimizer(..) if *faulted => Ok(()),
+            Work::Call { call, check, inspections } => {
                 let surface = CudaSurface::new(*arena, handles.clone(), call.call.clone());
                 let run = || closures.run(*rank, &call.call, &surface);
                 let failed = stream.meter().within(Activity::Closure, run);
@@ -109,12 +111,15 @@ impl CudaStream {
                 if let Some(failed) = failed {
                     *faulted = true;
                     // No kernel: one that is first needed when a closure fails would have to be loaded then.
-                    let mark = Mark { word: arena.plus(call.fault.offset), number: fault_word(&failed) };
+                    let mark = Mark { word: arena.plus(call.fault.offset), number: fault_word(failed.call) };
                     MemoryOperations::mark(mark).enqueue(stream)?;
                     fault.get_or_insert(failed);
-                } else if inspects && !inspections.is_empty() {
-                    all(inspections)?;
-                    inspected = true;
+                } else {
+                    all(check.as_slice())?;
+                    if inspects && !inspections.is_empty() {
+                        all(inspections)?;
+                        inspected = true;
+                    }
                 }
                 Ok(())
             }

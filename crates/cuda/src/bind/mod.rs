@@ -21,9 +21,9 @@ use crate::device::context::Context;
 use crate::device::pinned::PinnedSnapshot;
 use crate::device::stream::Event;
 use crate::failure::CudaFailure;
-use crate::kernels::{KernelLaunch, Kernels, Mark};
+use crate::kernels::{CountsOperand, KernelLaunch, Kernels, Mark};
 use crate::shutdown::collective_names::CollectiveNames;
-use crate::shutdown::progress::Progress;
+use crate::shutdown::progress::{CheckedCounts, Progress};
 use crate::timing::Timeline;
 use crate::timing::cupti::Book;
 use crate::timing::source::Times;
@@ -35,7 +35,8 @@ use crate::transport::{Route, View};
 use crate::world::{HostMeeting, World};
 use warpweft_backend::BackendError;
 use warpweft_backend::SignalBy;
-use warpweft_backend::local::{Collective, LocalOp, resolve};
+use warpweft_backend::closures::fault_word;
+use warpweft_backend::local::{Collective, ComputeCall, LocalOp, resolve};
 use warpweft_base::id::{CallId, LaneId, RankId, TaskId, WeightId};
 use warpweft_plan::layout::{Binding, Region};
 
@@ -49,6 +50,13 @@ pub(super) struct Binder<'a> {
     pub(super) progress: &'a Progress,
     pub(super) arena: DeviceAddress,
     pub(super) snapshot: Option<&'a Arc<PinnedSnapshot>>,
+}
+
+/// What reports name by numbers that kernels leave.
+#[derive(Default)]
+struct Named {
+    gradients: Vec<(CallId, WeightId)>,
+    counts: CheckedCounts,
 }
 
 /// Binds every op of a plan to an arena and the room after it, whose sizes in bytes are given.
@@ -73,23 +81,25 @@ pub(super) fn bind(
     let is_collective = |task: TaskId| matches!(ops.get(task.index()), Some(LocalOp::Collective(_)));
     let script = Arc::new(CollectiveNames::of(binding, is_collective));
     let mut tasks = Vec::with_capacity(ops.len());
-    let mut gradients = Vec::new();
-    for (position, (op, (named, lane))) in ops.into_iter().zip(binding.ops).enumerate() {
+    let mut named = Named::default();
+    for (position, (op, (planned, lane))) in ops.into_iter().zip(binding.ops).enumerate() {
         let task = TaskId::at(position);
-        let work = binder.work(binding, &receive_buffer, (task, *lane), op, &mut gradients);
+        let work = binder.work(binding, &receive_buffer, (task, *lane), op, &mut named);
         let work = work.map_err(|failure| BackendError::Unsupported {
             rank: binding.rank,
             task,
-            op: named.name(),
+            op: planned.name(),
             reason: failure.to_string(),
         })?;
-        tasks.push(BoundTask { op: named.name(), work });
+        tasks.push(BoundTask { op: planned.name(), work });
     }
     let event = |_| Event::order(Arc::clone(binder.context));
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
     let timeline = binder.timeline(binding).map_err(failed)?;
     let context = Arc::clone(binder.context);
-    Ok(CudaBound { context, tasks, events, gradients, timeline, script, is_cold: true })
+    let Named { gradients, counts } = named;
+    let counts = Arc::new(counts);
+    Ok(CudaBound { context, tasks, events, gradients, counts, timeline, script, is_cold: true })
 }
 
 impl Binder<'_> {
@@ -114,20 +124,21 @@ impl Binder<'_> {
         receive_buffer: &ReceiveBuffers,
         (task, lane): (TaskId, LaneId),
         op: LocalOp,
-        gradients: &mut Vec<(CallId, WeightId)>,
+        named: &mut Named,
     ) -> Result<Work, CudaFailure> {
         let prepare =
             Preparation { kernels: self.kernels, arena: self.arena, diverged: self.progress.diverged() };
         Ok(Work::Commands(match op {
-            LocalOp::Compute(call) => {
+            LocalOp::Compute(mut call) => {
+                let check = self.count_check(&mut call, named)?;
                 let mut inspections = Vec::new();
                 for (gradient, region) in call.call.written_gradients() {
-                    gradients.push((call.call.id, gradient.weight));
-                    let number = u32::try_from(gradients.len()).unwrap_or(u32::MAX);
+                    named.gradients.push((call.call.id, gradient.weight));
+                    let number = u32::try_from(named.gradients.len()).unwrap_or(u32::MAX);
                     let says = (self.progress.gradients(), number);
                     inspections.push(Command::kernel(prepare.inspect((gradient, region), says)?));
                 }
-                return Ok(Work::Call(call, inspections));
+                return Ok(Work::Call { call, check, inspections });
             }
             LocalOp::CustomOptimizer(op) => {
                 let check = prepare.finite_check(&op)?.map(Command::kernel);
@@ -158,6 +169,27 @@ impl Binder<'_> {
             LocalOp::Vote(op) => kernel(prepare.vote(&op)?),
             LocalOp::Adam(op) => kernel(prepare.adam(&op)?),
         }))
+    }
+
+    /// Checks the counts that a call writes, if ranks give each other rows by them.
+    fn count_check(&self, call: &mut ComputeCall, named: &mut Named) -> Result<Option<Command>, CudaFailure> {
+        let before = named.counts.len();
+        let id = call.call.id;
+        named.counts.extend(call.counts.drain(..).map(|written| (id, written)));
+        let operands: Vec<_> = (before..)
+            .zip(&named.counts[before..])
+            .map(|(place, (_, written))| CountsOperand {
+                counts: self.arena.plus(written.region.offset),
+                slots: written.region.bytes / size_of::<u32>(),
+                capacity: written.capacity,
+                number: u32::try_from(place + 1).unwrap_or(u32::MAX),
+            })
+            .collect();
+        if operands.is_empty() {
+            return Ok(None);
+        }
+        let fault = (self.arena.plus(call.fault.offset), fault_word(id));
+        self.kernels.count_check(&operands, fault, self.progress.overflow()).map(Command::kernel).map(Some)
     }
 
     /// The copy of a region of the arena to the snapshot; nothing for no bytes.

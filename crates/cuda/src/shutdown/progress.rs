@@ -1,8 +1,8 @@
 //! Progress of a rank's lanes, in words that streams write and the host reads while they run.
 //!
 //! Law: a word says what its writer said last. It decides nothing except whether a rank still makes progress,
-//! which words an error uses, whether training can go on from what the optimizer left, and which gradient a report
-//! names.
+//! which words an error uses, whether training can go on from what the optimizer left, and which gradient or count a
+//! report names.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,9 @@ use crate::device::address::DeviceAddress;
 use crate::device::context::Context;
 use crate::device::memory::PinnedWords;
 use crate::failure::CudaFailure;
-use warpweft_backend::Inspection;
 use warpweft_backend::bell::lock;
+use warpweft_backend::local::WrittenCounts;
+use warpweft_backend::{ClosureFault, Inspection};
 use warpweft_base::id::{CallId, LaneId, TaskId, WeightId};
 
 /// The most lanes of one rank: each has a word that the host reads, in memory that is pinned once. Compute,
@@ -21,7 +22,13 @@ use warpweft_base::id::{CallId, LaneId, TaskId, WeightId};
 /// refused when its lanes are opened.
 pub(crate) const LANES: usize = 16;
 
-/// One word per lane, one after them for the state of the optimizer, and one for gradients.
+/// Counts that calls of a plan write, each with its call.
+pub(crate) type CheckedCounts = Vec<(CallId, WrittenCounts)>;
+
+/// Words that say which of them is above its capacity, counted from 1, in which slot, and what it is.
+const OVERFLOW: usize = 3;
+
+/// One word per lane, one after them for the state of the optimizer, one for gradients, and those of counts.
 #[derive(Debug)]
 pub(crate) struct Progress {
     words: PinnedWords,
@@ -31,19 +38,23 @@ pub(crate) struct Progress {
     inspected: AtomicBool,
     /// What the plan under way is to do.
     script: Mutex<Arc<CollectiveNames>>,
+    /// Which of its counts are checked.
+    counts: Mutex<Arc<CheckedCounts>>,
 }
 
 impl Progress {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, CudaFailure> {
-        let words = PinnedWords::zeroed(context, LANES + 2)?;
+        let words = PinnedWords::zeroed(context, LANES + 2 + OVERFLOW)?;
         let (inspects, inspected) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { words, inspects, inspected, script: Mutex::default() })
+        let (script, counts) = (Mutex::default(), Mutex::default());
+        Ok(Self { words, inspects, inspected, script, counts })
     }
 
     /// A step of a plan begins: all lanes are drained, and none has finished a collective of it.
-    pub(crate) fn begin(&self, script: &Arc<CollectiveNames>) {
+    pub(crate) fn begin(&self, script: &Arc<CollectiveNames>, counts: &Arc<CheckedCounts>) {
         (0..LANES).for_each(|lane| self.words.clear(lane));
         *lock(&self.script) = Arc::clone(script);
+        *lock(&self.counts) = Arc::clone(counts);
     }
 
     /// How far the lanes are, in words.
@@ -80,6 +91,21 @@ impl Progress {
             self.words.clear(LANES);
         }
         has_diverged
+    }
+
+    /// The words in which checking counts leaves what a fault names.
+    pub(crate) fn overflow(&self) -> DeviceAddress {
+        self.words.address(LANES + 2)
+    }
+
+    /// The fault of a call that counted more rows than there is room for, since this was last asked. The lanes are
+    /// drained.
+    pub(crate) fn take_overflow(&self) -> Option<ClosureFault> {
+        let [number, slot, count] = [0, 1, 2].map(|word| self.words.read(LANES + 2 + word));
+        self.words.clear(LANES + 2);
+        let counts = lock(&self.counts);
+        let (call, written) = counts.get((number as usize).checked_sub(1)?)?;
+        Some(written.fault_of(*call, slot as usize, count))
     }
 
     /// The word in which inspecting a gradient that is not finite leaves its number, counted from 1.

@@ -28,6 +28,8 @@
 //!   *from* peers, after a stream's wait for them, never finished with three and more GPUs in a process, as
 //!   if the driver queued the copies of several readers on the engine of the GPU they read, one after the
 //!   waits of another.
+//! - Rows with counts go by one kernel inside a host, which reads the counts where they are. What leaves a
+//!   host, or goes by NCCL, goes in whole slots: who enqueues knows no counts.
 //! - Within one GPU bytes are moved by kernels, to whichever rank they belong: the driver would do the same
 //!   with one it loads when it is first needed, and ranks that share a GPU would share its engines.
 //! - Where ranks share a GPU, all of them meet on the host between the signals of a meeting and its waits
@@ -54,11 +56,11 @@ use self::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
 use self::strided_copy::StridedCopy;
 use crate::bind::command::Command;
 use crate::failure::CudaFailure;
-use crate::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
+use crate::kernels::{CombineOperand, CopyOperand, GivenOperand, Kernels, Mark, Partner, SlotShape};
 use crate::options::Transport;
 use crate::world::HostMeeting;
 use crate::world::team::Team;
-use warpweft_backend::local::{Collective, Combination, Move, PlanePiece, Pull, Scatter, Slices};
+use warpweft_backend::local::{Collective, Combination, Filled, Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::model::Group;
@@ -77,6 +79,9 @@ enum Stage {
     Exchange(Vec<Transfer>),
     /// All ranks' values combined into one, in f32 and rank order.
     Combine(Combination, Vec<CombineOperand>),
+    /// The filled rows of slots, and their counts, to neighbours and to this rank itself: one launch, since nothing but
+    /// a kernel reads counts.
+    Dispatch(SlotShape, Vec<GivenOperand>),
 }
 
 /// What carries bytes into the memory of neighbours.
@@ -93,6 +98,8 @@ enum Part {
     Command(Command),
     /// One kernel that meets, copies and meets.
     Exchange(Vec<CopyOperand>),
+    /// The same, up to counts.
+    Dispatch(SlotShape, Vec<GivenOperand>),
 }
 
 /// One rank's route to the peers of one collective.
@@ -127,10 +134,6 @@ impl Route<'_> {
                 "gradients in {element:?} are summed by tasks of the plan here; plan with the `reduce` that the backend was made with"
             )));
         }
-        if let Pull::Filled(_) = &op.pull {
-            let reason = "rows with counts are not moved on GPUs yet; run the program on the CPU, or move all rows by an all-to-all without counts";
-            return Err(CudaFailure::Refused(reason.to_owned()));
-        }
         let mut parts = Vec::new();
         for stage in stages(&self.view, self.transport, &op.pull) {
             parts.extend(self.parts(kernels, stage)?);
@@ -156,6 +159,13 @@ impl Route<'_> {
             Stage::Combine(combination, operands) => {
                 vec![Command::kernel(kernels.combine(combination, &operands)?)]
             }
+            Stage::Dispatch(shape, given) if self.has_engines() => {
+                return Ok(vec![Part::Dispatch(shape, given)]);
+            }
+            Stage::Dispatch(shape, given) => {
+                let dispatch = Command::kernel(kernels.dispatch(&given, shape, &[], None)?);
+                self.between_meetings(kernels, vec![dispatch])?
+            }
         };
         Ok(commands.into_iter().map(Part::Command).collect())
     }
@@ -177,10 +187,21 @@ impl Route<'_> {
         if self.has_engines() && is_small {
             return Ok(vec![Part::Exchange(copies)]);
         }
+        let carried = self.carried(kernels, copies)?;
+        Ok(self.between_meetings(kernels, carried)?.into_iter().map(Part::Command).collect())
+    }
+
+    /// What writes into the memory of neighbours, if there are some, when they may be written to and until they have
+    /// written.
+    fn between_meetings(&self, kernels: &Kernels, writes: Vec<Command>) -> Result<Vec<Command>, CudaFailure> {
+        let neighbours = self.neighbours();
+        if neighbours.is_empty() {
+            return Ok(writes);
+        }
         let mut commands = self.meet(kernels, &neighbours, Meeting::Ready)?;
-        commands.extend(self.carried(kernels, copies)?);
+        commands.extend(writes);
         commands.extend(self.meet(kernels, &neighbours, Meeting::Done)?);
-        Ok(commands.into_iter().map(Part::Command).collect())
+        Ok(commands)
     }
 
     /// The mark goes with the last part, where that can take it along.
@@ -193,11 +214,18 @@ impl Route<'_> {
                 Part::Exchange(copies) => {
                     Command::kernel(kernels.exchange(&copies, &self.partners()?, None)?)
                 }
+                Part::Dispatch(shape, given) => {
+                    Command::kernel(kernels.dispatch(&given, shape, &self.partners()?, None)?)
+                }
             });
         }
         match last {
             Some(Part::Exchange(copies)) => {
                 let launch = kernels.exchange(&copies, &self.partners()?, Some(self.done))?;
+                commands.push(Command::kernel(launch));
+            }
+            Some(Part::Dispatch(shape, given)) => {
+                let launch = kernels.dispatch(&given, shape, &self.partners()?, Some(self.done))?;
                 commands.push(Command::kernel(launch));
             }
             Some(Part::Command(Command::Memory(operations))) => {
@@ -291,7 +319,11 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Peer, Pull::Chunk(pieces)) => peer::gather(view, pieces),
         (Transport::Peer, Pull::Concatenate(part)) => peer::concatenate(view, *part),
         (Transport::Peer, Pull::ExchangeGradient(parts)) => peer::exchange(view, parts),
-        (Transport::Peer, Pull::AllToAll(slices)) => with_own(view, *slices, peer::exchange),
+        (Transport::Peer, Pull::AllToAll(slices)) => with_own(view, &[*slices], peer::exchange),
+        (Transport::Peer, Pull::Filled(filled)) if view.hosts.count() == 1 => {
+            vec![peer::dispatch(view, filled)]
+        }
+        (Transport::Peer, Pull::Filled(filled)) => with_own(view, &whole_slots(filled), peer::exchange),
         // With several ranks the library sums, or it is refused before its stages are requested.
         (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
@@ -299,9 +331,8 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Nccl, Pull::Concatenate(part)) => nccl::gather(view, &[*part]),
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::ExchangeGradient(parts)) => nccl::exchange(view, parts),
-        (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, *slices, nccl::exchange),
-        // Refused before its stages are requested.
-        (_, Pull::Filled(_)) => Vec::new(),
+        (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, &[*slices], nccl::exchange),
+        (Transport::Nccl, Pull::Filled(filled)) => with_own(view, &whole_slots(filled), nccl::exchange),
         (_, Pull::SumSlices(element, part)) => combine::sum_slices(view, transport, *element, *part),
         (_, Pull::AllReduce(combination, division, moves)) => {
             combine::all_reduce(view, transport, *combination, *division, moves)
@@ -315,12 +346,25 @@ fn whole(moves: &[Move]) -> Vec<PlanePiece> {
     moves.iter().map(piece).collect()
 }
 
-/// An exchange in which the rank's own slice has a place among the others, and gets there by a kernel.
-fn with_own(view: &View<'_>, slices: Slices, exchange: fn(&View<'_>, &[Slices]) -> Vec<Stage>) -> Vec<Stage> {
+/// Slots as they are, filled or not, and their counts: what goes where nothing on the way reads counts.
+fn whole_slots(filled: &Filled) -> Vec<Slices> {
+    std::iter::once(filled.slices).chain(filled.counts()).collect()
+}
+
+/// An exchange in which the rank's own slices have a place among the others, and get there by a kernel.
+fn with_own(
+    view: &View<'_>,
+    parts: &[Slices],
+    exchange: fn(&View<'_>, &[Slices]) -> Vec<Stage>,
+) -> Vec<Stage> {
     let (own, rank) = (view.own(), view.rank.index());
-    let (from, to) = (own.plus(slices.given(rank)), own.plus(slices.received_at(rank, rank)));
-    let mut stages = vec![Stage::Place(vec![CopyOperand { from, to, bytes: slices.bytes }])];
-    stages.extend(exchange(view, &[slices]));
+    let copy = |slices: &Slices| CopyOperand {
+        from: own.plus(slices.given(rank)),
+        to: own.plus(slices.received_at(rank, rank)),
+        bytes: slices.bytes,
+    };
+    let mut stages = vec![Stage::Place(parts.iter().map(copy).collect())];
+    stages.extend(exchange(view, parts));
     stages
 }
 

@@ -15,8 +15,8 @@ use super::communicator::Transfer;
 use super::receive_buffers::{relayed, stride};
 use super::{Carrier, Stage, View, whole};
 use crate::DeviceAddress;
-use crate::kernels::{CombineOperand, CopyOperand};
-use warpweft_backend::local::{Combination, Move, PlanePiece, Slices};
+use crate::kernels::{CombineOperand, CopyOperand, GivenOperand, SlotShape};
+use warpweft_backend::local::{Combination, Filled, Move, PlanePiece, Slices};
 use warpweft_base::id::RankId;
 use warpweft_plan::op::Reduction;
 
@@ -100,6 +100,23 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
         ahead += stride(bytes) * relayed(hosts);
     }
     vec![Stage::Push(Carrier::Engines, pushes), Stage::Exchange(transfers)]
+}
+
+/// The filled rows of this rank's slots to all ranks of one host, from the next one on, itself last.
+pub(super) fn dispatch(view: &View<'_>, filled: &Filled) -> Stage {
+    let Filled { slices, slots, capacity, row, .. } = *filled;
+    let (own, giver) = (view.own(), view.rank.index());
+    let given = |taker: RankId| GivenOperand {
+        from: own.plus(slices.given(taker.index())),
+        to: view.arena(taker).plus(slices.received_at(giver, taker.index())),
+        counts: own.plus(filled.counts_at(filled.given, taker.index()).offset),
+        taken: match filled.known {
+            true => DeviceAddress::NULL,
+            false => view.arena(taker).plus(filled.counts_at(filled.taken, giver).offset),
+        },
+    };
+    let takers = view.others().chain(std::iter::once(view.rank));
+    Stage::Dispatch(SlotShape { slots, capacity, row }, takers.map(given).collect())
 }
 
 /// The largest maximum that a kernel brings, whatever it calls small: more than the amaxes of 10,000 weights. A buffer

@@ -90,8 +90,10 @@ pub(crate) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     let all = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
     match pull {
         Pull::Gather(_) | Pull::Chunk(_) | Pull::Concatenate(_) | Pull::ReduceScatter(..) => 0,
-        // No GPU carries it out yet.
-        Pull::Filled(_) => 0,
+        Pull::Filled(filled) => {
+            let parts = std::iter::once(filled.slices).chain(filled.counts());
+            all(&mut parts.map(|part| each(part.bytes, relayed(hosts))))
+        }
         Pull::AllToAll(slices) => each(slices.bytes, relayed(hosts)),
         Pull::SumSlices(_, part) => slices(*part, hosts).saturating_add(each(part.to.bytes, relayed(hosts))),
         Pull::ExchangeGradient(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),

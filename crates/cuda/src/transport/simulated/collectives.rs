@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{Scene, bytes_of, collective, combined, every_way, hosts, value, ways};
 use crate::transport::whole;
 use crate::world::team::samples::worlds;
-use warpweft_backend::local::{Combination, Move, PlanePiece, Pull, Scatter, Slices};
+use warpweft_backend::local::{Combination, Filled, Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::{Group, Levels, Mesh};
@@ -138,6 +138,60 @@ fn check_all_to_all(scene: Scene, bytes: usize) {
     every_way(&before, scene, &Pull::AllToAll(slices), &expected);
 }
 
+/// The filled rows that all ranks have for each, and their counts unless these are known. What lies after them is
+/// undefined.
+fn check_filled(scene: Scene, known: bool, slots: usize, capacity: usize, row: usize) {
+    let (size, slot) = (scene.size(), capacity * row);
+    let mut places = Places::default();
+    let [source, received] = [0, 1].map(|_| places.next(slot * slots * size));
+    let [given, taken] = [0, 1].map(|_| places.next(4 * slots * size));
+    let slices = Slices { source, received, with_own: true, bytes: slot * slots };
+    let filled = Filled { slices, given, taken, slots, capacity, row, known, spoiled: false };
+    // Among them none and all that there is room for.
+    let count = |giver: usize, taker: usize, slot: usize| (5 * giver + 3 * taker + slot) % (capacity + 1);
+    let mut before = arenas(scene.hosts.ranks(), places.end);
+    for (rank, arena) in before.iter_mut().enumerate() {
+        for (number, member) in scene.members(rank).into_iter().enumerate() {
+            for place in 0..slots {
+                let at = 4 * (number * slots + place);
+                let mut put = |region: Region, count: usize| {
+                    arena[region.offset + at..][..4].copy_from_slice(&(count as u32).to_ne_bytes());
+                };
+                put(given, count(rank, member, place));
+                if known {
+                    put(taken, count(member, rank, place));
+                }
+            }
+        }
+    }
+    let mut expected = before.clone();
+    for (rank, arena) in expected.iter_mut().enumerate() {
+        for (number, member) in scene.members(rank).into_iter().enumerate() {
+            for place in 0..slots {
+                let rows = count(member, rank, place);
+                let from = source.offset + slot * (slots * scene.own(rank) + place);
+                let to = received.offset + slot * (slots * number + place);
+                arena[to..][..row * rows].copy_from_slice(&before[member][from..][..row * rows]);
+                let at = taken.offset + 4 * (number * slots + place);
+                arena[at..][..4].copy_from_slice(&(rows as u32).to_ne_bytes());
+            }
+        }
+    }
+    for way in ways(scene.hosts) {
+        let mut after = collective(&before, scene, way, &Pull::Filled(filled));
+        for (rank, arena) in after.iter_mut().enumerate() {
+            for (number, member) in scene.members(rank).into_iter().enumerate() {
+                for place in 0..slots {
+                    let to = received.offset + slot * (slots * number + place);
+                    let undefined = to + row * count(member, rank, place)..to + slot;
+                    arena[undefined.clone()].copy_from_slice(&expected[rank][undefined]);
+                }
+            }
+        }
+        assert!(after == expected, "{scene:?}: {:?} differs, known {known}", way.0);
+    }
+}
+
 /// The slices that all ranks have for each, added in rank order.
 fn check_sum_of_slices(scene: Scene, element: ElementType, elements: usize) {
     let each = element.bytes();
@@ -207,6 +261,8 @@ fn check_all(scene: Scene, parts: &[usize]) {
     check_records(scene, parts[0]);
     check_exchange(scene, parts);
     check_all_to_all(scene, parts[0]);
+    check_filled(scene, false, 2, 3, parts[0] / 2 + 1);
+    check_filled(scene, true, 1, 4, parts[0] / 3 + 1);
     for element in [ElementType::F32, ElementType::Bf16] {
         check_sum_of_slices(scene, element, parts[0]);
         for reduction in [Reduction::Sum, Reduction::Max] {

@@ -19,7 +19,7 @@ use super::receive_buffers::needed;
 use super::signal::Home;
 use super::{Stage, stages};
 use crate::DeviceAddress;
-use crate::kernels::CopyOperand;
+use crate::kernels::{CopyOperand, GivenOperand, SlotShape};
 use crate::options::Transport;
 use crate::transport::View;
 use crate::world::hosts::Hosts;
@@ -69,6 +69,9 @@ impl Memory {
     }
 }
 
+/// Bytes of a count.
+const COUNT: usize = size_of::<u32>();
+
 /// What a stage of all ranks reads and writes.
 #[derive(Default)]
 struct Traffic {
@@ -81,6 +84,24 @@ impl Traffic {
         if copy.from != copy.to {
             self.reads.push((copy.from, copy.bytes));
             self.writes.push((copy.to, memory.read(copy.from, copy.bytes)));
+        }
+    }
+
+    /// The filled rows of slots, and their counts.
+    fn dispatch(&mut self, memory: &Memory, shape: SlotShape, given: &GivenOperand) {
+        for slot in 0..shape.slots {
+            let counted = given.counts.plus(COUNT * slot);
+            let count = memory.read(counted, COUNT);
+            let count = u32::from_ne_bytes(count.try_into().unwrap()).min(shape.capacity as u32);
+            let at = |address: DeviceAddress| address.plus(shape.row * shape.capacity * slot);
+            self.copy(
+                memory,
+                &CopyOperand { from: at(given.from), to: at(given.to), bytes: shape.row * count as usize },
+            );
+            self.reads.push((counted, COUNT));
+            if given.taken != DeviceAddress::NULL {
+                self.writes.push((given.taken.plus(COUNT * slot), count.to_ne_bytes().to_vec()));
+            }
         }
     }
 
@@ -188,6 +209,9 @@ fn run(memory: &mut Memory, network: Network, scene: Scene, all: Vec<Stage>) {
                     }
                 }
                 gathers[rank.index()] = own;
+            }
+            Stage::Dispatch(shape, given) => {
+                given.iter().for_each(|given| traffic.dispatch(memory, shape, given));
             }
             Stage::Combine(Combination { reduction, element }, operands) => {
                 for operand in operands {

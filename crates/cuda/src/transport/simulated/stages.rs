@@ -2,7 +2,7 @@
 
 use super::{Memory, home, hosts};
 use crate::DeviceAddress;
-use crate::kernels::CopyOperand;
+use crate::kernels::{CopyOperand, GivenOperand, SlotShape};
 use crate::options::Transport;
 use crate::transport::communicator::Transfer;
 use crate::transport::receive_buffers::needed;
@@ -12,7 +12,7 @@ use crate::transport::{Carrier, Stage, View, stages};
 use crate::world::hosts::Hosts;
 use crate::world::placement::Network;
 use crate::world::team::Team;
-use warpweft_backend::local::{Combination, Move, PlanePiece, Pull, Slices};
+use warpweft_backend::local::{Combination, Filled, Move, PlanePiece, Pull, Slices};
 use warpweft_base::id::RankId;
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::{Group, Mesh};
@@ -53,6 +53,41 @@ fn on_one_host_no_kernel_moves_a_gradient() {
         0,
         "nothing lands beside the arena"
     );
+}
+
+/// Whether the rest of the slots is left alone depends on it: a kernel alone reads counts.
+#[test]
+fn on_one_host_rows_with_counts_go_by_one_kernel_that_reads_them_and_between_hosts_in_whole_slots() {
+    let region = |offset, bytes| Region { offset, bytes };
+    let slices =
+        Slices { source: region(0, 4 * 256), received: region(1024, 4 * 256), with_own: true, bytes: 256 };
+    let (given, taken) = (region(2048, 32), region(2304, 32));
+    let filled =
+        Filled { slices, given, taken, slots: 2, capacity: 4, row: 32, known: false, spoiled: false };
+    let homes: Vec<_> = (0..4).map(home).collect();
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), receive_buffer: 0 };
+    let found = stages(&view, Transport::Peer, &Pull::Filled(filled));
+    let to = |taker: usize| GivenOperand {
+        from: home(2).arena.plus(256 * taker),
+        to: home(taker).arena.plus(1024 + 256 * 2),
+        counts: home(2).arena.plus(2048 + 8 * taker),
+        taken: home(taker).arena.plus(2304 + 8 * 2),
+    };
+    let [Stage::Dispatch(shape, operands)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(*shape, SlotShape { slots: 2, capacity: 4, row: 32 });
+    assert_eq!(*operands, [to(3), to(0), to(1), to(2)]);
+    let back = Pull::Filled(Filled { known: true, ..filled });
+    let found = stages(&view, Transport::Peer, &back);
+    let [Stage::Dispatch(_, operands)] = &found[..] else { panic!("{found:?}") };
+    assert!(operands.iter().all(|given| given.taken == DeviceAddress::NULL), "they know their counts");
+    assert_eq!(needed(&Pull::Filled(filled), Hosts::one(4)), 0);
+    // A neighbour's slots and counts wait here for the other host, 256 bytes each.
+    assert_eq!(needed(&Pull::Filled(filled), hosts(2, 2)), 2 * (256 + 256));
+    assert_eq!(needed(&back, hosts(2, 2)), 2 * 256);
+    let found = stages(&view, Transport::Nccl, &Pull::Filled(filled));
+    let [Stage::Place(own), Stage::Exchange(transfers)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(own.iter().map(|copy| copy.bytes).collect::<Vec<_>>(), [256, 8]);
+    assert_eq!(transfers.len(), 2 * 2 * 3);
 }
 
 /// Amaxes are in the way of the next cast, and few; a buffer of any size is like other large transfers.

@@ -169,7 +169,8 @@ impl CallBuilder<'_> {
     /// a weight of another model or a buffer of another program ([`DeclareError::OtherOwner`]), a buffer or gradient
     /// named twice, a reuse before the first use, a use the weight's format or placement cannot serve, a gradient in
     /// an element type that gradients are not written in or, of a replicated weight, not in f32, a gradient of a
-    /// frozen weight, rows of a dispatch without their counts. The program is unchanged then.
+    /// frozen weight, rows of a dispatch without their counts, counts written again that a dispatch went by
+    /// ([`DeclareError::Counts`]). The program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call, reuse_of_nothing } = self;
         check_name("call", &call.name)?;

@@ -35,9 +35,10 @@ pub(super) fn check_counts(
         return wrong(problem, "declare a capacity of 1 or more and a fill of 1 to 100");
     }
     for buffer in [counts.given, counts.taken].map(|buffer| &buffers[buffer.index()]) {
-        if buffer.element != ElementType::U32 || buffer.lifetime != Lifetime::Step {
+        let is_of_the_step = buffer.role == Role::Internal && buffer.lifetime == Lifetime::Step;
+        if buffer.element != ElementType::U32 || !is_of_the_step {
             let problem = format!("counts rows in buffer `{}`", buffer.name);
-            return wrong(problem, "declare counts as u32, one for each slot, for the step alone");
+            return wrong(problem, "declare counts as u32, one for each slot, as an activation of the step");
         }
     }
     let to = &buffers[collective.to.index()];
