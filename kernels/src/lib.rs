@@ -46,7 +46,7 @@ macro_rules! source {
 }
 
 /// What sources include.
-pub const HEADERS: [Source; 12] = [
+pub const HEADERS: [Source; 13] = [
     source!("activation.cuh"),
     source!("adam.cuh"),
     source!("amax.cuh"),

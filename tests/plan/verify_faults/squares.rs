@@ -2,7 +2,7 @@
 
 use warpweft_base::id::SlotId;
 use warpweft_plan::layout::Content;
-use warpweft_plan::op::{GradNorm, Op, SumGradient, SumTarget};
+use warpweft_plan::op::{GradNorm, Op, SumGradient};
 use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{position, recount, refused, relocate, serialize, slot, spread, summed, twin, weight};

@@ -13,9 +13,7 @@ use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Form, Group, Mesh, Model, Phase, StepProgram, TensorParallel};
-use warpweft_plan::op::{
-    Accumulate, AllGather, AllReduce, ExchangeGradient, Op, ReduceScatter, SumGradient, SumTarget,
-};
+use warpweft_plan::op::{Accumulate, AllGather, AllReduce, ExchangeGradient, Op, ReduceScatter, SumGradient};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 use warpweft_plan::policy::Reduce;
 
