@@ -106,7 +106,10 @@ pub(crate) fn start(tokens: usize) -> Result<(String, Session), String> {
         let device = Device::open(seat.device)?;
         Ok(Closure { layers: layers.clone(), linear: Linear::new(&device, spec)? })
     };
-    let builder = Session::try_builder(Config::default(), closure).program(program);
+    let mut config = Config::default();
+    // Nothing is to be learned here, and so deep a product of weights would soon be too large.
+    config.optimizer.lr = 1e-8;
+    let builder = Session::try_builder(config, closure).program(program);
     let started = block_on(builder.initialize(initial::normal(17, 0.016)).start_cuda(vec![gpu]));
     let mut session = started.map_err(|error| words(&error))?;
     let values: Vec<bf16> =
