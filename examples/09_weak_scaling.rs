@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use warpweft::cluster::Cluster;
-use warpweft::config::{CallList, Config, Declared};
+use warpweft::config::{CallList, Config, Declared, OptimizerShard};
 use warpweft::session::{SessionError, simulate_program};
 use warpweft::trace::{LineChart, Series};
 
@@ -29,8 +29,9 @@ const GROUP: u32 = 64;
 enum Layout {
     /// Each has its share of one copy.
     Sharded,
-    /// Two share a copy, as GTP's experts do (`EGTP2`), and gradients are summed over the copies.
-    Pairs,
+    /// Two share a copy, as GTP's experts do (`EGTP2`), and gradients are summed over the copies, each of which keeps
+    /// the optimizer's state of all or, as GTP's do, of a slice.
+    Pairs(OptimizerShard),
 }
 
 /// GPUs, and throughput per GPU as a share of that of the first, in percent: Megatron-LM,
@@ -85,10 +86,9 @@ fn run() -> Result<(), Box<dyn Error>> {
         let point = |(gpus, _): (u32, f64)| {
             let ranks = gpus / GROUP;
             let mut config = config.clone();
-            config.mesh.dp_shard = match layout {
-                Layout::Sharded => None,
-                Layout::Pairs => Some(2),
-            };
+            if let Layout::Pairs(state) = layout {
+                (config.mesh.dp_shard, config.optimizer.shard) = (Some(2), state);
+            }
             let simulation = simulate_program(&program, &config, cluster, ranks, STEPS)?;
             Ok::<_, SessionError>(Point {
                 gpus,
@@ -99,9 +99,12 @@ fn run() -> Result<(), Box<dyn Error>> {
         };
         Ok(Scaled { name, points: PUBLISHED.into_iter().map(point).collect::<Result<_, _>>()? })
     };
+    let [sliced, whole] = [OptimizerShard::Replicas, OptimizerShard::DpShard].map(Layout::Pairs);
     let all = [
-        scaled("pairs × replicas", Layout::Pairs, &fast)?,
-        scaled("pairs × replicas, half the speed", Layout::Pairs, &slow)?,
+        scaled("state over replicas", sliced, &fast)?,
+        scaled("state over replicas, half the speed", sliced, &slow)?,
+        scaled("pairs × replicas", whole, &fast)?,
+        scaled("pairs × replicas, half the speed", whole, &slow)?,
         scaled("sharded over all", Layout::Sharded, &fast)?,
         scaled("sharded over all, half the speed", Layout::Sharded, &slow)?,
     ];

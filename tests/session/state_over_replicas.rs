@@ -4,7 +4,7 @@ use warpweft_format::{Format, Orientation, Shape, Via};
 use warpweft_plan::layout::{Content, Slot};
 use warpweft_plan::model::{Form, Group, Levels, Model, Phase, StepProgram};
 use warpweft_session::checkpoint::Checkpoint;
-use warpweft_session::config::{Capture, Config, Masters, Moments, OptimizerShard, Scaling};
+use warpweft_session::config::{Capture, Config, Masters, Moments, OptimizerShard, ReduceDtype, Scaling};
 use warpweft_session::session::{Outcome, Session, plan_program};
 use warpweft_testing::split::in_processes_with;
 use warpweft_testing::trainer::{Mischief, Shaped, Trainer, feed, losses, within_a_minute};
@@ -209,8 +209,8 @@ fn one_matrix(format: Format) -> StepProgram {
     program.build_training().unwrap()
 }
 
-/// PL-6. Bytes an element of a rank's part, in all (R − 1)/R of them: those of the format, and of a gradient in f32. An
-/// all-reduce brings it twice.
+/// PL-6. Bytes an element of a rank's part, in all (R − 1)/R of them: those of the format, and of a gradient as it
+/// travels. An all-reduce brings it twice, in f32.
 #[test]
 fn over_the_replicas_travel_published_slices_and_slices_of_gradients() {
     let formats = [
@@ -219,11 +219,14 @@ fn over_the_replicas_travel_published_slices_and_slices_of_gradients() {
         (Format::Mxfp8, 2.0625),
         (Format::Bf16, 2.0),
     ];
-    for (format, published) in formats {
+    let dtypes = [(ReduceDtype::F32, 4), (ReduceDtype::Bf16, 2)];
+    let all = formats.into_iter().flat_map(|format| dtypes.map(|dtype| (format, dtype)));
+    for ((format, published), (reduce_dtype, wire)) in all {
         for replicas in [2, 4] {
             let program = one_matrix(format);
             let received = |shard| {
-                let plan = plan_program(&program, &config(replicas, &[], shard), replicas).unwrap();
+                let config = Config { reduce_dtype, ..config(replicas, &[], shard) };
+                let plan = plan_program(&program, &config, replicas).unwrap();
                 let tasks = plan.tasks.iter().filter(|task| task.op.group() == Some(Group::Replicate));
                 tasks.map(|task| task.wire_bytes).sum::<usize>()
             };
@@ -231,10 +234,14 @@ fn over_the_replicas_travel_published_slices_and_slices_of_gradients() {
             let slice = Shape::new(512 / replicas as usize, 512);
             let planes =
                 format.stored_orientations().iter().flat_map(|side| format.compact_planes(*side, slice));
-            let bytes: usize = planes.map(|plane| plane.bytes()).sum::<usize>() + 4 * slice.elements();
+            let bytes: usize = planes.map(|plane| plane.bytes()).sum::<usize>() + wire * slice.elements();
             let cut = received(OptimizerShard::Replicas);
             assert_eq!(cut, bytes * (replicas - 1) as usize, "{format}");
-            assert!((cut as f64 / each - 4.0 - published).abs() < 0.0005, "{format}: {}", cut as f64 / each);
+            assert!(
+                (cut as f64 / each - wire as f64 - published).abs() < 0.0005,
+                "{format}: {}",
+                cut as f64 / each
+            );
             assert_eq!(received(OptimizerShard::DpShard) as f64 / each, 8.0, "{format}");
         }
     }

@@ -4,16 +4,21 @@ use warpweft_base::id::{LevelId, SlotId};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Group, Levels, Mesh};
-use warpweft_plan::op::{ExchangeGradient, Op, SumGradient, SumTarget};
-use warpweft_plan::plan::{StepPlan, VerifyError, verify};
+use warpweft_plan::op::{ExchangeGradient, Op, ReducePart, SumGradient, SumTarget};
+use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
+use warpweft_plan::policy::ReduceDtype;
 
 use super::edit::{position, recount, reduced, refused, relocate, remove, spread, summed};
 use super::programs::{accumulating_program, policy, replicated_training};
 
 /// Two micro-batches on 8 ranks that sum in pairs, then in pairs of these, then over both.
 fn training() -> StepPlan {
+    training_in(ReduceDtype::F32)
+}
+
+fn training_in(reduce_dtype: ReduceDtype) -> StepPlan {
     let mesh = Mesh::new(8).unwrap().with_levels(Levels::new(&[2, 4]).unwrap()).unwrap();
-    StepPlan::build(&accumulating_program(2), &policy(), mesh).unwrap()
+    StepPlan::build(&accumulating_program(2), &Policy { reduce_dtype, ..policy() }, mesh).unwrap()
 }
 
 const fn level(number: u32) -> Group {
@@ -164,6 +169,22 @@ fn sums_of_blocks_in_another_type_than_was_requested_are_refused() {
     let task = sum(&mut plan, third);
     summed(&mut plan, task)[0].target = SumTarget::Rounded;
     refused(&plan, &["PL-4", "leaves sums of the gradient of", "round the sums of a block"]);
+}
+
+/// PL-6. Between blocks bf16 takes half of what f32 takes, on the wire and in memory.
+#[test]
+fn sums_of_blocks_in_bf16_are_half_as_many_bytes() {
+    let [whole, half] = [ReduceDtype::F32, ReduceDtype::Bf16].map(|dtype| {
+        let mut plan = training_in(dtype);
+        verify(&plan).unwrap();
+        [1, 2].map(|at| {
+            let task = exchange(&plan, at);
+            let ReducePart { from, to, .. } = *reduced(&mut plan, task);
+            let bytes = |slot| plan.arena.slot(slot).region.bytes;
+            [plan.tasks[task].wire_bytes, bytes(from), bytes(to)]
+        })
+    });
+    assert_eq!(half.map(|of| of.map(|bytes| 2 * bytes)), whole);
 }
 
 /// PL-4. The sum of one block is not that of all ranks.
