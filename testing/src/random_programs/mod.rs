@@ -69,8 +69,10 @@ const RULE: u64 = 1 << 62;
 
 /// Tells the draw of what ranks give each other from the others.
 const EXCHANGES: u64 = 1 << 63;
+
 /// Tells the draw of rows with counts from the others.
-const DISPATCH: u64 = 1 << 47;
+const DISPATCH: u64 = 1 << 52;
+
 /// Tells the draw of tensor parallelism from the others.
 const TENSOR: u64 = 1 << 54;
 
