@@ -17,14 +17,23 @@ constexpr u32 TILE = 4096;
 static_assert(TILE == SQUARED_TOGETHER, "a tile's squares are a block's");
 constexpr u32 STEPS = TILE / (4 * THREADS);
 
+// Four neighbours, of which those past the end count as 0.
+__device__ __forceinline__ float4 counted_of(float4 v, u64 at, u64 end) {
+    return make_float4(at < end ? v.x : 0.0f, at + 1 < end ? v.y : 0.0f, at + 2 < end ? v.z : 0.0f,
+                       at + 3 < end ? v.w : 0.0f);
+}
+
 struct AccumulateTensor {
     const float* from;
     float* into;
     u64 count;
     u32 aligned;
     u32 reserved;
+    // Where the squares of each tile go, if they are taken, and of how many elements they are.
+    double* squares;
+    u64 counted;
 };
-static_assert(sizeof(AccumulateTensor) == 32, "kernels::sum::AccumulateTensor");
+static_assert(sizeof(AccumulateTensor) == 48, "kernels::sum::AccumulateTensor");
 
 struct AccumulateArguments {
     Tiles tiles;
@@ -40,6 +49,7 @@ __device__ __forceinline__ void accumulate(const AccumulateArguments& all) {
     const AccumulateTensor t = tensor_of<AccumulateTensor>(all, place);
     u64 first = u64(place.tile) * TILE;
     float factor = all.factor;
+    Squares squares;
     if (t.aligned && first + TILE <= t.count) {
         u64 own = first + 4 * threadIdx.x;
         float4 from[STEPS];
@@ -56,14 +66,31 @@ __device__ __forceinline__ void accumulate(const AccumulateArguments& all) {
                 v = make_float4(into[i].x + v.x, into[i].y + v.y, into[i].z + v.z, into[i].w + v.w);
             }
             *reinterpret_cast<float4*>(t.into + own + i * 4 * THREADS) = v;
+            if (t.squares != nullptr) {
+                u64 at = own + i * 4 * THREADS;
+                squares.add(first + TILE <= t.counted ? v : counted_of(v, at, t.counted));
+            }
         }
-        return;
+    } else {
+        u64 end = min(first + TILE, t.count);
+        // Four neighbours at a time, whose squares are the thread's.
+#pragma unroll 1
+        for (u64 own = first + 4 * threadIdx.x; own < end; own += 4 * THREADS) {
+            float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) {
+                u64 at = own + k;
+                if (at >= end) continue;
+                v[k] = __ldg(t.from + at) * factor;
+                if (!FIRST) v[k] = t.into[at] + v[k];
+                t.into[at] = v[k];
+            }
+            squares.add(counted_of(make_float4(v[0], v[1], v[2], v[3]), own, t.counted));
+        }
     }
-    u64 end = min(first + TILE, t.count);
-    for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
-        float v = __ldg(t.from + at) * factor;
-        t.into[at] = FIRST ? v : t.into[at] + v;
-    }
+    if (t.squares == nullptr) return;
+    double sum = over_block(squares.of_thread());
+    if (threadIdx.x == 0) t.squares[place.tile] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -215,12 +242,6 @@ struct SlicesArguments {
 constexpr u32 ROWS = 0;
 constexpr u32 MORE = 2;
 constexpr u32 ROUNDED = 3;
-
-// Four neighbours, of which those past the end count as 0.
-__device__ __forceinline__ float4 counted_of(float4 v, u64 at, u64 end) {
-    return make_float4(at < end ? v.x : 0.0f, at + 1 < end ? v.y : 0.0f, at + 2 < end ? v.z : 0.0f,
-                       at + 3 < end ? v.w : 0.0f);
-}
 
 template <class Slice>
 __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {

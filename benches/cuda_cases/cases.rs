@@ -312,6 +312,7 @@ fn accumulate(device: &Device, size: &Size, first: bool) -> Option<Vec<KernelLau
             from: device.take(elements * 4)?,
             into: device.take(elements * 4)?,
             elements,
+            squares: None,
         })
     })?;
     Some(vec![device.kernels.accumulate(&operands, 0.25, first).unwrap()])

@@ -76,7 +76,10 @@ fn d3_contributions_of_any_size_and_precision_are_scaled_and_no_fault_is_raised(
             let from = plan.transient("reduced", Content::ReducedGradient(weight(number), call));
             let into = plan.resident("main grad", Content::MainGrad(weight(number)));
             for first in [true, false] {
-                plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: weight(number), from, into, first }));
+                plan.op(
+                    QUANTIZE,
+                    Op::Accumulate(Accumulate { weight: weight(number), from, into, first, squares: None }),
+                );
             }
             slots.push((from, into));
         }

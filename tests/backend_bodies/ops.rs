@@ -213,8 +213,8 @@ fn the_first_contribution_overwrites_and_later_ones_add_the_mean() {
     let mut plan = Plan::new(4, &[sharded(8, 3, Format::F32)]);
     let from = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
     let into = plan.resident("main grad", Content::MainGrad(W));
-    plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from, into, first: true }));
-    plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from, into, first: false }));
+    plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from, into, first: true, squares: None }));
+    plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from, into, first: false, squares: None }));
     let sums = run(plan, move |rank| {
         rank.put(into, &[f32::NAN; 6]);
         rank.put(from, &[4.0_f32, 8.0, -4.0, 0.0, 1.0, 2.0]);

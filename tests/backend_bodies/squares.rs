@@ -6,7 +6,7 @@ use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::{Content, StateLayout, WeightLayout};
 use warpweft_plan::model::{Group, Levels, Mesh, WeightSpec};
 use warpweft_plan::op::{
-    ExchangeGradient, GradNorm, NormRecord, Op, ReducePart, SumGradient, SumPart, SumTarget,
+    Accumulate, ExchangeGradient, GradNorm, NormRecord, Op, ReducePart, SumGradient, SumPart, SumTarget,
 };
 use warpweft_plan::policy::OptimizerShard;
 use warpweft_testing::squares;
@@ -249,7 +249,50 @@ fn squares_of_slices_that_replicas_keep_are_those_of_the_norm() {
     meshes().into_iter().for_each(squares_are_the_norm_s);
 }
 
+/// What a collective summed, or replicas, is accumulated by a task of its own.
+fn squares_that_an_accumulation_takes_are_those_of_the_norm() {
+    let shapes = [(401, 301), (5, 3), (130, 127)];
+    let specs: Vec<_> = shapes.iter().map(|(rows, cols)| sharded(*rows, *cols, Format::F32)).collect();
+    for (ranks, first) in (1..=3_u32).flat_map(|ranks| [(ranks, true), (ranks, false)]) {
+        let mut plan = Plan::new(ranks, &specs);
+        let (mut all, mut taken) = (Vec::new(), Vec::new());
+        for weight in (0..specs.len()).map(WeightId::at) {
+            let from = plan.transient("reduced", Content::ReducedGradient(weight, CallId::new(0)));
+            let into = plan.resident("main grad", Content::MainGrad(weight));
+            let squares = plan.transient("squares", Content::Squares(weight));
+            plan.op(
+                QUANTIZE,
+                Op::Accumulate(Accumulate { weight, from, into, first, squares: Some(squares) }),
+            );
+            all.push((from, into));
+            taken.push((weight, squares));
+        }
+        let fault = plan.resident("fault", Content::FaultWord);
+        let record = plan.resident("record", Content::NormRecord);
+        let norm = GradNorm { main_grads: Vec::new(), squares: taken, fault, record };
+        plan.op(QUANTIZE, Op::GradNorm(norm));
+        let layouts = plan.weights.layouts.clone();
+        let found = run(plan, move |rank| {
+            for (number, (from, into)) in all.iter().enumerate() {
+                let elements = rank.plan.region(*from).bytes / 4;
+                rank.put(*from, &noise(elements, (10 * rank.number() + number) as u32));
+                rank.put(*into, &noise(elements, (10 * rank.number() + number + 5) as u32));
+            }
+            rank.step().unwrap();
+            let main_grads = all.iter().zip(&layouts).map(|((_, into), layout)| {
+                rank.get::<f32>(*into)[..real_elements(layout, rank.number())].to_vec()
+            });
+            let expected = squares::of_rank(&main_grads.collect::<Vec<_>>());
+            (rank.get::<NormRecord>(record)[0].squares, expected)
+        });
+        for (rank, (found, expected)) in found.into_iter().enumerate() {
+            assert_eq!(found.to_bits(), expected.to_bits(), "rank {rank} of {ranks}, first {first}");
+        }
+    }
+}
+
 bodies! {
+    squares_that_an_accumulation_takes_are_those_of_the_norm,
     a_norm_is_of_squares_that_are_added_in_one_order,
     squares_that_sums_take_are_those_of_the_norm,
     squares_of_sums_in_levels_are_those_of_the_norm,

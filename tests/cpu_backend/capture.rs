@@ -41,7 +41,10 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     plan.fence(COMPUTE, LINK);
     plan.op(LINK, Op::reduce_scatter(W, gradient, reduced));
     plan.fence(LINK, QUANTIZE);
-    plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from: reduced, into: main_grad, first: false }));
+    plan.op(
+        QUANTIZE,
+        Op::Accumulate(Accumulate { weight: W, from: reduced, into: main_grad, first: false, squares: None }),
+    );
     (plan, shard, main_grad)
 }
 

@@ -61,7 +61,10 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
                 }),
             );
             plan.fence(LINK, QUANTIZE);
-            plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from: to, into, first: true }));
+            plan.op(
+                QUANTIZE,
+                Op::Accumulate(Accumulate { weight: W, from: to, into, first: true, squares: None }),
+            );
             into
         });
         let by_ranks = sums(ranks, element, |plan, from| {

@@ -85,7 +85,14 @@ pub fn features() -> Vec<Feature> {
         };
         all.push((format!("squares that a sum takes as {target:?}"), Box::new(has)));
     }
-    for (squares, main_grads) in [(true, false), (true, true), (false, true)] {
+    all.push((
+        "squares that an accumulation takes".into(),
+        Box::new(|_, plan| {
+            let takes = |op: &Op| matches!(op, Op::Accumulate(Accumulate { squares: Some(_), .. }));
+            plan.tasks.iter().any(|task| takes(&task.op))
+        }),
+    ));
+    for (squares, main_grads) in [(true, false), (true, true)] {
         let has = move |_: &Sample, plan: &StepPlan| {
             let read = |op: &Op| match op {
                 Op::GradNorm(op) => Some((!op.squares.is_empty(), !op.main_grads.is_empty())),

@@ -28,6 +28,23 @@ fn same(what: &str, found: &[f32], expected: &[f32]) {
     assert_bytes(what, &bits(found), &bits(expected));
 }
 
+/// What squares of so many elements are before anybody takes them.
+fn unwritten(at: usize) -> Vec<f64> {
+    vec![-1.0; LENGTHS[at].div_ceil(4096)]
+}
+
+/// Squares of the first elements of a sum, or of none.
+fn same_squares(what: &str, found: Vec<f64>, taken: Option<(&[f32], usize)>, at: usize) {
+    let taken = taken.map(|(sum, counted)| {
+        let end = |first: usize| counted.clamp(first, sum.len().min(first + 4096));
+        (0..sum.len()).step_by(4096).map(|first| squares::of_block(&sum[first..end(first)])).collect()
+    });
+    let bits = |all: Vec<f64>| -> Vec<u64> {
+        all.into_iter().map(|one| if one.is_nan() { f64::NAN } else { one }.to_bits()).collect()
+    };
+    assert_eq!(bits(found), bits(taken.unwrap_or_else(|| unwritten(at))), "{what}");
+}
+
 #[test]
 fn contributions_are_rounded_once_and_added_and_the_first_overwrites() {
     let Some(gpu) = Gpu::open("accumulation") else { return };
@@ -36,11 +53,15 @@ fn contributions_are_rounded_once_and_added_and_the_first_overwrites() {
         let into: Vec<_> = LENGTHS.iter().map(|n| values(*n, Kind::Wide, *n as u64 + 7)).collect();
         let on_from: Vec<_> = from.iter().enumerate().map(|(at, v)| gpu.buffer_at(v, at % 2 * 4)).collect();
         let on_into: Vec<_> = into.iter().enumerate().map(|(at, v)| gpu.buffer_at(v, at % 3 * 4)).collect();
+        // Squares of all elements, without the last ones, or of none.
+        let counted = |at: usize| [Some(LENGTHS[at]), Some(LENGTHS[at] * 4 / 5), None][at / 2 % 3];
+        let on_squares: Vec<_> = (0..LENGTHS.len()).map(|at| gpu.buffer(&unwritten(at))).collect();
         let operands: Vec<_> = (0..LENGTHS.len())
             .map(|at| AccumulateOperand {
                 from: on_from[at].address(),
                 into: on_into[at].address(),
                 elements: LENGTHS[at],
+                squares: counted(at).map(|counted| (on_squares[at].address(), counted)),
             })
             .collect();
         // Many in a launch, and one alone.
@@ -50,7 +71,9 @@ fn contributions_are_rounded_once_and_added_and_the_first_overwrites() {
         for at in 0..LENGTHS.len() {
             let sum = |(sum, value): (&f32, &f32)| if first { value * factor } else { sum + value * factor };
             let expected: Vec<f32> = into[at].iter().zip(&from[at]).map(sum).collect();
-            same(&format!("{} elements, first {first}", LENGTHS[at]), &on_into[at].read(), &expected);
+            let what = format!("{} elements, first {first}", LENGTHS[at]);
+            same(&what, &on_into[at].read(), &expected);
+            same_squares(&what, on_squares[at].read(), counted(at).map(|counted| (&*expected, counted)), at);
         }
     }
 }
@@ -178,7 +201,6 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType, kind: Kind) {
         let asked = [Some(LENGTHS[at]), Some(LENGTHS[at] * 4 / 5), None][(at + ranks) / 2 % 3];
         asked.filter(|_| target(at) != SumTarget::Rounded)
     };
-    let unwritten = |at: usize| vec![-1.0_f64; LENGTHS[at].div_ceil(4096)];
     let on_squares: Vec<_> = (0..LENGTHS.len()).map(|at| gpu.buffer(&unwritten(at))).collect();
     let operands: Vec<_> = (0..LENGTHS.len())
         .map(|at| SlicesOperand {
@@ -213,15 +235,7 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType, kind: Kind) {
             _ => found,
         };
         same(&what, &found, &expected);
-        let taken = counted(at).map(|counted| {
-            let end = |first: usize| counted.clamp(first, expected.len().min(first + 4096));
-            let blocks = (0..expected.len()).step_by(4096);
-            blocks.map(|first| squares::of_block(&expected[first..end(first)])).collect()
-        });
-        let bits = |all: Vec<f64>| -> Vec<u64> {
-            all.into_iter().map(|one| if one.is_nan() { f64::NAN } else { one }.to_bits()).collect()
-        };
-        assert_eq!(bits(on_squares[at].read()), bits(taken.unwrap_or_else(|| unwritten(at))), "{what}");
+        same_squares(&what, on_squares[at].read(), counted(at).map(|counted| (&*expected, counted)), at);
     }
 }
 

@@ -221,12 +221,12 @@ fn the_norm_counts_every_main_grad_once() {
     let norm = |plan: &StepPlan| position(plan, 0, |op| matches!(op, Op::GradNorm(_)));
     let mut plan = f32_training();
     let at = norm(&plan);
-    let Op::GradNorm(GradNorm { main_grads, .. }) = &mut plan.tasks[at].op else { unreachable!() };
-    let left_out = main_grads.remove(1);
+    let Op::GradNorm(GradNorm { squares, .. }) = &mut plan.tasks[at].op else { unreachable!() };
+    let left_out = squares.remove(1);
     let error = refused(&plan, &["PL-4", "counts the main grad of `down` 0 times"]);
     assert!(matches!(error, VerifyError::Coverage { .. }));
-    let Op::GradNorm(GradNorm { main_grads, .. }) = &mut plan.tasks[at].op else { unreachable!() };
-    main_grads.extend([left_out, left_out]);
+    let Op::GradNorm(GradNorm { squares, .. }) = &mut plan.tasks[at].op else { unreachable!() };
+    squares.extend([left_out, left_out]);
     refused(&plan, &["PL-4", "counts the main grad of `down` 2 times"]);
 }
 

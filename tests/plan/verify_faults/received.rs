@@ -322,8 +322,13 @@ fn rows_that_a_rank_summed_may_be_accumulated_apart() {
     let part = &mut summed(&mut plan, sum)[0];
     (part.into, part.target) = (rows, SumTarget::Rows);
     repeat(&mut plan, sum);
-    plan.tasks[sum + 1].op =
-        Op::Accumulate(Accumulate { weight: embedding, from: rows, into: main_grad, first: true });
+    plan.tasks[sum + 1].op = Op::Accumulate(Accumulate {
+        weight: embedding,
+        from: rows,
+        into: main_grad,
+        first: true,
+        squares: None,
+    });
     spread(&mut plan);
     recount(&mut plan);
     verify(&plan).unwrap();

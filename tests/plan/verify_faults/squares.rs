@@ -2,11 +2,11 @@
 
 use warpweft_base::id::SlotId;
 use warpweft_plan::layout::Content;
-use warpweft_plan::op::{GradNorm, Op, SumGradient};
+use warpweft_plan::op::{Accumulate, GradNorm, Op, SumGradient};
 use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{position, recount, refused, relocate, serialize, slot, spread, summed, twin, weight};
-use super::programs::{f32_training, nvfp4_training, part, replicated_training};
+use super::programs::{by_collectives, f32_training, nvfp4_training, part, replicated_training};
 
 use warpweft_plan::model::Accumulation::Last;
 
@@ -58,10 +58,38 @@ fn the_norm_reads_squares_of_sharded_weights_and_main_grads_of_replicated_ones()
         assert_eq!(norm.main_grads.iter().map(|(of, _)| *of).collect::<Vec<_>>(), [replicated]);
         assert_eq!(norm.squares.len(), 3);
     }
-    // A sum over the replicas follows the last sum of a rank, so there nothing is final.
-    let mut plan = replicated_training();
-    assert!(norm_of(&mut plan).squares.is_empty());
-    assert!(plan.arena.slots.iter().all(|slot| !matches!(slot.content, Content::Squares(_))));
+    // What is summed over the replicas, or by a collective, is accumulated by a task that takes them.
+    for mut plan in [replicated_training(), by_collectives::nvfp4_training(), by_collectives::part(Last)] {
+        let embedding = weight(&plan, "embedding");
+        let adds = plan.tasks.iter().filter_map(|task| match &task.op {
+            Op::Accumulate(Accumulate { weight, squares, .. }) if *weight == embedding => Some(*squares),
+            _ => None,
+        });
+        let adds: Vec<_> = adds.collect();
+        let (last, others) = adds.split_last().unwrap();
+        assert!(!others.is_empty() && others.iter().all(Option::is_none));
+        assert_eq!(*last, Some(squares(&plan, "embedding")));
+        assert_eq!((norm_of(&mut plan).main_grads.len(), norm_of(&mut plan).squares.len()), (1, 3));
+    }
+}
+
+/// PL-4. A rank's own sum of a replicated weight is no main grad.
+#[test]
+fn squares_of_a_rank_s_own_sum_are_refused() {
+    let mut plan = nvfp4_training();
+    let of = weight(&plan, "norm");
+    let adds = |op: &Op| matches!(op, Op::Accumulate(Accumulate { weight, .. }) if *weight == of);
+    let task = position(&plan, 0, adds);
+    let record = slot(&plan, Content::NormRecord);
+    let taken = twin(&mut plan, record);
+    plan.arena.slots[taken.index()].content = Content::Squares(of);
+    let Op::Accumulate(Accumulate { squares, .. }) = &mut plan.tasks[task].op else { unreachable!() };
+    *squares = Some(taken);
+    serialize(&mut plan);
+    recount(&mut plan);
+    let says = ["PL-4", "takes squares of this rank's gradient sum of `norm`, which is no main grad"];
+    let error = refused(&plan, &says);
+    assert!(matches!(error, VerifyError::Accumulation { .. }));
 }
 
 /// PL-4. *A norm of squares that were taken before the last contribution*, however these are ordered.

@@ -101,6 +101,7 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
             let SumPart { received, squares, .. } = &mut parts[part];
             if draw.one_in(2) { absent(squares).or_else(|| absent(received)) } else { absent(received) }
         }
+        Op::Accumulate(Accumulate { squares, .. }) => absent(squares),
         Op::GradNorm(GradNorm { main_grads, squares, .. }) if draw.one_in(2) => {
             one(squares, draw).or_else(|| one(main_grads, draw))
         }

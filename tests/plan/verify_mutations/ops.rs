@@ -86,7 +86,10 @@ pub(crate) fn words(op: &mut Op) -> Words<'_> {
         }
         Op::RoundGradient(op) => Words::of([&mut op.from, &mut op.to]).weights([&mut op.weight]),
         Op::AddGradient(op) => Words::of([&mut op.from, &mut op.into]).weights([&mut op.weight]),
-        Op::Accumulate(op) => Words::of([&mut op.from, &mut op.into]).weights([&mut op.weight]),
+        Op::Accumulate(op) => {
+            let slots = [&mut op.from, &mut op.into].into_iter().chain(&mut op.squares);
+            Words::of(slots).weights([&mut op.weight])
+        }
         Op::GradNorm(op) => {
             let read = op.main_grads.iter_mut().chain(&mut op.squares).map(|(_, slot)| slot);
             Words::of(read.chain([&mut op.fault, &mut op.record]))
@@ -351,7 +354,11 @@ impl Memory<'_> {
                     Content::Gradient(..) => Some(Content::LocalGrad(op.weight)),
                     _ => None,
                 };
-                self.put(op.into, wanted, Cell::of((name, op.weight, self.read(op.from).value, sum)));
+                let made = Cell::of((name, op.weight, self.read(op.from).value, sum));
+                self.put(op.into, wanted, made);
+                if let Some(slot) = op.squares {
+                    self.put(slot, Content::Squares(op.weight), squares(made));
+                }
             }
             Op::GradNorm(op) => {
                 let squared = op.main_grads.iter().map(|(weight, slot)| (weight, squares(self.read(*slot))));

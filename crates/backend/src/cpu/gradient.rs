@@ -13,14 +13,38 @@
 
 use half::bf16;
 
-use super::memory::Arena;
+use super::memory::{Arena, WriteSlice};
 use super::op_error::OpError;
 use super::squares::{self, OfRank};
-use crate::local::{Accumulate, CastVote, GradNorm, NormSource, Round, RowSum, SumGradient};
+use crate::local::{Accumulate, CastVote, GradNorm, NormSource, Round, RowSum, SumGradient, TakenSquares};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
 use warpweft_plan::op::{NormRecord, SQUARED_TOGETHER, SumTarget, Vote};
+
+/// What is summed at a time.
+const BLOCK: usize = SQUARED_TOGETHER;
+
+/// Where squares go that are taken of a main grad, if any are.
+struct Squares<'a> {
+    to: WriteSlice<'a, f64>,
+    elements: usize,
+}
+
+impl<'a> Squares<'a> {
+    fn of(taken: Option<TakenSquares>, arena: &'a Arena) -> Result<Self, OpError> {
+        let (to, elements) = taken.map(|taken| (taken.to, taken.elements)).unwrap_or_default();
+        Ok(Self { to: arena.write::<f64>(to)?, elements })
+    }
+
+    /// Takes those of the block with this number.
+    fn take(&mut self, number: usize, block: &[f32]) {
+        if let Some(square) = self.to.get_mut(number) {
+            let counted = self.elements.saturating_sub(number * BLOCK).min(block.len());
+            *square = squares::of_block(&block[..counted]);
+        }
+    }
+}
 
 /// Whether all values of a gradient are finite, as a call wrote it in f32 or bf16.
 pub(super) fn is_finite(element: ElementType, region: Region, arena: &Arena) -> Result<bool, OpError> {
@@ -42,27 +66,27 @@ pub(super) fn is_finite(element: ElementType, region: Region, arena: &Arena) -> 
 pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> {
     let from = arena.read::<f32>(op.from)?;
     let mut into = arena.write::<f32>(op.into)?;
-    if op.first {
-        for (sum, value) in into.iter_mut().zip(from.iter()) {
-            *sum = value * op.factor;
+    let mut taken = Squares::of(op.squares, arena)?;
+    for (number, (into, from)) in into.chunks_mut(BLOCK).zip(from.chunks(BLOCK)).enumerate() {
+        let rows = into.iter_mut().zip(from);
+        if op.first {
+            rows.for_each(|(sum, value)| *sum = value * op.factor);
+        } else {
+            rows.for_each(|(sum, value)| *sum += value * op.factor);
         }
-    } else {
-        for (sum, value) in into.iter_mut().zip(from.iter()) {
-            *sum += value * op.factor;
-        }
+        taken.take(number, into);
     }
     Ok(())
 }
 
 /// Sums the rank's slices of gradients in rank order, and accumulates the sums where that is requested.
 pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpError> {
-    const BLOCK: usize = SQUARED_TOGETHER;
     let bytes = op.element.bytes();
     let mut block = [0.0_f32; BLOCK];
     for sum in &op.sums {
         let elements = sum.into.bytes / sum.target.element().bytes();
-        let mut squares = arena.write::<f64>(sum.squares.map(|taken| taken.to).unwrap_or_default())?;
-        for (number, begin) in (0..elements).step_by(BLOCK).enumerate() {
+        let mut taken = Squares::of(sum.squares, arena)?;
+        for begin in (0..elements).step_by(BLOCK) {
             let length = BLOCK.min(elements - begin);
             let block = &mut block[..length];
             for (position, slice) in sum.slices.iter().enumerate() {
@@ -75,7 +99,7 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
                     _ => add(block, arena.read::<f32>(part)?.iter().copied(), position == 0),
                 }
             }
-            store(block, begin, sum, op.factor, squares.get_mut(number), arena)?;
+            store(block, begin, sum, op.factor, &mut taken, arena)?;
         }
     }
     Ok(())
@@ -87,7 +111,7 @@ fn store(
     begin: usize,
     sum: &RowSum,
     factor: f32,
-    square: Option<&mut f64>,
+    taken: &mut Squares<'_>,
     arena: &Arena,
 ) -> Result<(), OpError> {
     let bytes = sum.target.element().bytes();
@@ -104,10 +128,7 @@ fn store(
         SumTarget::First => rows.for_each(|(row, sum)| *row = sum * factor),
         SumTarget::More => rows.for_each(|(row, sum)| *row += sum * factor),
     }
-    if let Some((square, taken)) = square.zip(sum.squares) {
-        let counted = taken.elements.saturating_sub(begin).min(into.len());
-        *square = squares::of_block(&into[..counted]);
-    }
+    taken.take(begin / BLOCK, &into);
     Ok(())
 }
 

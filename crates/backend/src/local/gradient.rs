@@ -17,7 +17,7 @@ use super::collective::{spread, summed_in};
 use warpweft_base::id::{RankId, SlotId, WeightId};
 use warpweft_format::ElementType;
 use warpweft_format::Shape;
-use warpweft_plan::layout::Region;
+use warpweft_plan::layout::{Region, WeightLayout};
 use warpweft_plan::model::{Group, Placement};
 use warpweft_plan::op::{self, NormRecord, SQUARED_TOGETHER, SumPart, SumTarget, Vote};
 
@@ -28,22 +28,19 @@ pub struct Accumulate {
     pub into: Region,
     pub factor: f32,
     pub first: bool,
+    pub squares: Option<TakenSquares>,
 }
 
 impl Accumulate {
-    pub fn resolve(
-        binder: &Binder<'_>,
-        weight: WeightId,
-        from: SlotId,
-        into: SlotId,
-        first: bool,
-    ) -> Result<Self, Refusal> {
-        let elements = binder.weight(weight)?.stored_elements();
+    pub fn resolve(binder: &Binder<'_>, op: &op::Accumulate) -> Result<Self, Refusal> {
+        let layout = binder.weight(op.weight)?;
+        let elements = layout.stored_elements();
         Ok(Self {
-            from: binder.elements::<f32>(from, elements)?,
-            into: binder.elements::<f32>(into, elements)?,
-            factor: mean(binder, weight)?,
-            first,
+            from: binder.elements::<f32>(op.from, elements)?,
+            into: binder.elements::<f32>(op.into, elements)?,
+            factor: mean(binder, op.weight)?,
+            first: op.first,
+            squares: TakenSquares::resolve(binder, layout, op.squares)?,
         })
     }
 
@@ -60,6 +57,7 @@ impl Accumulate {
             into: binder.elements::<f32>(into, elements)?,
             factor: 1.0,
             first: false,
+            squares: None,
         })
     }
 }
@@ -84,13 +82,26 @@ pub struct RowSum {
     pub squares: Option<TakenSquares>,
 }
 
-/// Squares of what a sum leaves, which the norm will count.
+/// Squares of a main grad as a sum leaves it, which the norm will count.
 #[derive(Clone, Copy, Debug)]
 pub struct TakenSquares {
     /// One f64 for every [`SQUARED_TOGETHER`] elements of the sum.
     pub to: Region,
     /// Of real rows, which alone count.
     pub elements: usize,
+}
+
+impl TakenSquares {
+    /// Of a rank's rows of a weight.
+    fn resolve(
+        binder: &Binder<'_>,
+        layout: &WeightLayout,
+        slot: Option<SlotId>,
+    ) -> Result<Option<Self>, Refusal> {
+        let Some(slot) = slot else { return Ok(None) };
+        let to = binder.elements::<f64>(slot, layout.stored_elements().div_ceil(SQUARED_TOGETHER))?;
+        Ok(Some(Self { to, elements: binder.real_elements(layout) }))
+    }
 }
 
 impl SumGradient {
@@ -149,14 +160,10 @@ impl RowSum {
             ElementType::Bf16 => binder.elements::<bf16>(part.into, elements * runs)?,
             _ => binder.elements::<f32>(part.into, elements * runs)?,
         };
-        let squares = part.squares.map(|slot| {
-            if runs != 1 {
-                return Err(format!("squares of `{}` are taken of {runs} slices", layout.name));
-            }
-            let to = binder.elements::<f64>(slot, elements.div_ceil(SQUARED_TOGETHER))?;
-            Ok(TakenSquares { to, elements: binder.real_elements(layout) })
-        });
-        let squares = squares.transpose()?;
+        if part.squares.is_some() && runs != 1 {
+            return Err(format!("squares of `{}` are taken of {runs} slices", layout.name));
+        }
+        let squares = TakenSquares::resolve(binder, layout, part.squares)?;
         let sum = |run: usize| {
             let peers = (0..ranks - 1).map(|number| of(received, bytes, run * (ranks - 1) + number));
             let mut slices = peers.collect::<Result<Vec<_>, Refusal>>()?;

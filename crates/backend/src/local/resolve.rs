@@ -157,9 +157,7 @@ impl Binder<'_> {
             }
             Op::RoundGradient(op) => LocalOp::Round(Round::resolve(self, op.weight, op.from, op.to)?),
             Op::AddGradient(op) => LocalOp::Accumulate(Accumulate::whole(self, op.weight, op.from, op.into)?),
-            Op::Accumulate(op) => {
-                LocalOp::Accumulate(Accumulate::resolve(self, op.weight, op.from, op.into, op.first)?)
-            }
+            Op::Accumulate(op) => LocalOp::Accumulate(Accumulate::resolve(self, op)?),
             Op::GradNorm(op) => LocalOp::GradNorm(GradNorm::resolve(self, op)?),
             Op::Vote(op) => {
                 let (records, scale) = (op.records, op.gradient_scale);

@@ -231,6 +231,7 @@ impl Preparation<'_> {
             from: self.at(op.from),
             into: self.at(op.into),
             elements: op.from.bytes / size_of::<f32>(),
+            squares: op.squares.map(|taken| (self.at(taken.to), taken.elements)),
         };
         self.kernels.accumulate(&[operand], op.factor, op.first)
     }

@@ -22,6 +22,9 @@ pub struct AccumulateOperand {
     pub into: DeviceAddress,
     /// Number of elements.
     pub elements: usize,
+    /// Where squares of the sum go, one f64 for every [`SQUARED_TOGETHER`](warpweft_plan::op::SQUARED_TOGETHER)
+    /// elements, and of how many elements they are.
+    pub squares: Option<(DeviceAddress, usize)>,
 }
 
 /// Vectors of several ranks that are combined into one.
@@ -44,8 +47,10 @@ struct AccumulateTensor {
     count: u64,
     aligned: u32,
     reserved: u32,
+    squares: DeviceAddress,
+    counted: u64,
 }
-const _: () = assert!(size_of::<AccumulateTensor>() == 32);
+const _: () = assert!(size_of::<AccumulateTensor>() == 48);
 
 /// `CombineTensor` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -97,6 +102,11 @@ impl Kernels {
                 present(what, address)?;
                 element_aligned(what, address, 4)?;
             }
+            if let Some((squares, _)) = operand.squares {
+                present("squares", squares)?;
+                element_aligned("squares", squares, 8)?;
+            }
+            let (squares, counted) = operand.squares.unwrap_or((DeviceAddress::NULL, 0));
             let aligned = [operand.from, operand.into].iter().all(|part| part.number().is_multiple_of(16));
             let descriptor = AccumulateTensor {
                 from: operand.from,
@@ -104,6 +114,8 @@ impl Kernels {
                 count: operand.elements as u64,
                 aligned: u32::from(aligned),
                 reserved: 0,
+                squares,
+                counted: counted as u64,
             };
             Ok((descriptor, (operand.elements as u64).div_ceil(TILE)))
         };

@@ -18,6 +18,9 @@ pub struct Accumulate {
     pub into: SlotId,
     /// The first contribution of a step overwrites instead of adding.
     pub first: bool,
+    /// Where squares of a main grad go that this completes: [`SumPart::squares`](super::SumPart::squares).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub squares: Option<SlotId>,
 }
 
 impl Operation for Accumulate {
@@ -31,7 +34,8 @@ impl Operation for Accumulate {
 
     fn accesses(&self) -> Vec<(SlotId, Access)> {
         let into = if self.first { Access::Write } else { Access::Update };
-        vec![(self.from, Access::Read), (self.into, into)]
+        let squares = self.squares.map(|slot| (slot, Access::Write));
+        [(self.from, Access::Read), (self.into, into)].into_iter().chain(squares).collect()
     }
 
     fn named(&self) -> Vec<Named> {

@@ -18,8 +18,8 @@
 //! exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce over all
 //! ranks carries all of them together. The first contribution of a step overwrites, unless the step
 //! continues a sum that steps before it began: then none does. Gradients of one group
-//! that one call completes are one collective, and one sum. Where the last contribution of a step is accumulated by
-//! the sum that makes it, that sum takes its squares for the norm.
+//! that one call completes are one collective, and one sum. What accumulates a sharded weight's last contribution of a
+//! step takes the squares of the main grad for the norm.
 //!
 //! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
 //! [`ReduceDtype`]: crate::policy::ReduceDtype
@@ -105,6 +105,8 @@ struct Rows {
     weight: WeightId,
     from: SlotId,
     first: bool,
+    /// Where squares of the main grad go, if it is complete then.
+    squares: Option<SlotId>,
 }
 
 /// As the timetable says.
@@ -126,7 +128,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
                 Placement::Replicated => {
                     let from = draft.slot(Content::Gradient(weight, id));
                     let into = draft.slot(Content::LocalGrad(weight));
-                    let rows = Rows { weight, from, first: begun.insert(weight) };
+                    let rows = Rows { weight, from, first: begun.insert(weight), squares: None };
                     accumulate(draft, rows, into, stage + reductions.delay + 1);
                 }
                 Placement::Sharded => {
@@ -245,8 +247,8 @@ const fn after_exchange((stage, section): (usize, Section), tail: usize) -> (usi
 }
 
 fn accumulate(draft: &mut Draft<'_>, rows: Rows, into: SlotId, stage: usize) {
-    let Rows { weight, from, first } = rows;
-    let op = Op::Accumulate(Accumulate { weight, from, into, first });
+    let Rows { weight, from, first, squares } = rows;
+    let op = Op::Accumulate(Accumulate { weight, from, into, first, squares });
     let task = DraftTask::local(op, draft.name(weight), Carrier::Sum);
     draft.add(stage, Section::Accumulate, task);
 }
@@ -333,6 +335,9 @@ impl Collected {
         let layout = draft.weights.layout(weight);
         let (mesh, shard) = (draft.weights.mesh, layout.shard);
         let sums_in = draft.policy.reduce_dtype.element();
+        // What is written with the last one is what the norm is of.
+        let squares = (ends && draft.updates)
+            .then(|| draft.transient(format!("{name} squares"), Content::Squares(weight)));
         let collective = draft.policy.collectives_sum(self.element);
         let replicated = mesh.size(shard.copies()) > 1 && !layout.is_in_slices();
         let reduced = (collective || replicated).then(|| {
@@ -367,9 +372,7 @@ impl Collected {
                     (true, None) if begins => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
                     (true, None) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
                 };
-                // Where it is the last one, what is written here is what the norm is of.
-                let squares = (target.accumulates() && ends && draft.updates)
-                    .then(|| draft.transient(format!("{name} squares"), Content::Squares(weight)));
+                let squares = squares.filter(|_| target.accumulates());
                 let SumLevel { parts, sums, .. } = self.level(number, group, &shard);
                 parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
                 sums.push(SumPart { weight, own, received, into, target, squares });
@@ -383,7 +386,7 @@ impl Collected {
             from = draft.transient(named, Content::SummedGradient(weight, call));
             self.over_replicas.push((reduced, from));
         }
-        self.rows.push(Rows { weight, from, first: begins });
+        self.rows.push(Rows { weight, from, first: begins, squares });
     }
 }
 

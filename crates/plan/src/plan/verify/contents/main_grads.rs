@@ -10,20 +10,16 @@ use super::held::writes_bf16;
 use super::{Held, Run, Verdict, VerifyError};
 use crate::layout::Content;
 use crate::model::Placement;
+use crate::op::Accumulate;
 use warpweft_base::id::{CallId, SlotId, TaskId, WeightId};
 
 impl Run<'_> {
-    pub(super) fn accumulate(
-        &mut self,
-        task: TaskId,
-        weight: WeightId,
-        from: SlotId,
-        into: SlotId,
-        first: bool,
-    ) -> Verdict<()> {
+    pub(super) fn accumulate(&mut self, task: TaskId, op: &Accumulate) -> Verdict<()> {
+        let Accumulate { weight, from, into, first, squares } = *op;
         let placement = self.plan.weights.layout(weight).placement;
         let added = self.addend(task, weight, placement, from)?;
-        self.contribute(task, weight, added, into, first)
+        self.contribute(task, weight, added, into, first)?;
+        squares.map_or(Ok(()), |squares| self.take_squares(task, weight, into, squares))
     }
 
     /// Adds what these calls made to the sum in `into`, or begins it.
@@ -48,7 +44,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The squares of the main grad in `from` as it is now.
+    /// The squares of the main grad in `from` as it is now, if there is one.
     pub(super) fn take_squares(
         &mut self,
         task: TaskId,
@@ -56,11 +52,14 @@ impl Run<'_> {
         from: SlotId,
         to: SlotId,
     ) -> Verdict<()> {
-        let sum = match self.slots.held(from) {
-            Held::MainGrad(of, sum) if *of == weight => sum.clone(),
-            _ => BTreeSet::new(),
+        let Held::MainGrad(_, sum) = self.slots.held(from) else {
+            let name = self.name(weight);
+            let problem =
+                format!("takes squares of this rank's gradient sum of `{name}`, which is no main grad");
+            let remedy = "let the norm square what is summed over the ranks";
+            return self.wrong_accumulation(task, problem, remedy);
         };
-        self.fill(task, to, Held::Squares(weight, sum))
+        self.fill(task, to, Held::Squares(weight, sum.clone()))
     }
 
     /// PL-4: `slot` must hold the squares of the main grad of `weight` with every call's gradient in it. If the main

@@ -174,7 +174,7 @@ impl<'p> Run<'p> {
             }
             Op::RoundGradient(op) => self.round_gradient(task, op.weight, op.from, op.to),
             Op::AddGradient(op) => self.add_gradient(task, op.weight, op.from, op.into),
-            Op::Accumulate(op) => self.accumulate(task, op.weight, op.from, op.into, op.first),
+            Op::Accumulate(op) => self.accumulate(task, op),
             Op::GradNorm(op) => self.grad_norm(task, op),
             Op::GatherRecords(op) => self.gather_records(task, op.from, op.to),
             Op::Vote(op) => self.vote(task, op.records, op.optimizer_step, op.gradient_scale, op.vote),
