@@ -35,8 +35,8 @@ const MESHES: [Axes; 9] = [
     (8, 2, 2, Some(1)),
 ];
 
-/// Two copies have a slice of each weight, and four as well; of eight, three blocks of rows are in no slices, which would
-/// be padding more than twice.
+/// Two copies have a slice of each weight, and four as well; of eight, three blocks of rows are in no slices, which
+/// would be padding more than twice.
 #[test]
 fn copies_of_an_expert_share_its_state_where_they_are_to_and_it_has_rows_enough() {
     for (axes, names) in [

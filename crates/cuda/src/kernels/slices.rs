@@ -67,8 +67,8 @@ pub(super) const fn number(target: SumTarget) -> u16 {
 }
 
 impl Kernels {
-    /// The sums of slices in rank order in f32: as they are, or rounded to bfloat16, or multiplied by `factor`, rounded,
-    /// and stored or added. Slices are f32 or bfloat16.
+    /// The sums of slices in rank order in f32: as they are, or rounded to bfloat16, or multiplied by `factor`,
+    /// rounded, and stored or added. Slices are f32 or bfloat16.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for no slices, another element type, an address that is missing or misaligned.

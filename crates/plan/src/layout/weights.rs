@@ -184,7 +184,8 @@ impl Weights {
     }
 
     /// The ranks that have all rows of a bucket's weights together: what holds of a whole tensor is taken over them.
-    /// Where replicas have slices of any such weight these are those of all replicas, and of an expert of all its copies.
+    /// Where replicas have slices of any such weight these are those of all replicas, and of an expert of all its
+    /// copies.
     #[must_use]
     pub fn all_rows(&self, bucket: BucketId) -> Group {
         let experts = self.bucket(bucket).expert;

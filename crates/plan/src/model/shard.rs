@@ -86,8 +86,8 @@ impl ShardLayout {
     }
 
     /// The same with each shard in so many slices, one for each replica: the smallest equal ones that are whole row
-    /// tiles of `tile` rows. As it is, where a slice is no smaller than the shard, or all of them have more than twice its
-    /// rows: gathers and sums would move what is padded.
+    /// tiles of `tile` rows. As it is, where a slice is no smaller than the shard, or all of them have more than twice
+    /// its rows: gathers and sums would move what is padded.
     #[must_use]
     pub fn over_replicas(self, slices: u32, tile: usize) -> Self {
         let shard = self.shape.rows.div_ceil(self.ranks as usize).div_ceil(slices as usize);

@@ -1,8 +1,8 @@
 //! One layer of a decoder: its weights, and what it computes of a token.
 //!
-//! Law: a block is four parts, each a matrix with or without a norm before it, or matrices of the same shape where experts
-//! are weights of their own. Names and shapes of weights follow from the sizes and from how many ranks share the
-//! experts, and are the same in replays.
+//! Law: a block is four parts, each a matrix with or without a norm before it, or matrices of the same shape where
+//! experts are weights of their own. Names and shapes of weights follow from the sizes and from how many ranks share
+//! the experts, and are the same in replays.
 
 use super::super::{DeclareError, ModelBuilder, TensorParallel};
 use super::{Decoder, product};

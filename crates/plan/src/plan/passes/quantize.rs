@@ -79,8 +79,8 @@ fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -
     Amaxes { bucket, blocks: block_amax, tensors: tensor_amax }
 }
 
-/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective: over those that have all
-/// rows together. Those of experts are another, as others have other experts.
+/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective: over those that have
+/// all rows together. Those of experts are another, as others have other experts.
 fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
     let weights = draft.weights;
     for (experts, subject) in [(false, "amaxes"), (true, "amaxes of experts")] {
