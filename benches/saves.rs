@@ -41,7 +41,7 @@ fn round(session: &mut Session, saves: Saves, folder: &Path) -> (Duration, Durat
         let report = block_on(session.step("train")).unwrap();
         longest = longest.max(report.duration);
         if report.plan().takes_snapshot {
-            beside = Some(beside_calls(session, &report));
+            beside = beside_calls(session, &report);
         }
     }
     let took = begun.elapsed();
@@ -50,8 +50,8 @@ fn round(session: &mut Session, saves: Saves, folder: &Path) -> (Duration, Durat
     (took, longest, beside)
 }
 
-/// The share of the time of copies in which a call ran.
-fn beside_calls(session: &Session, report: &StepReport) -> f64 {
+/// The share of the time of copies in which a call ran; none where a device told no times.
+fn beside_calls(session: &Session, report: &StepReport) -> Option<f64> {
     let intervals = session.intervals(RankId::new(0)).unwrap();
     let of = |name: &str| {
         let tasks = report.plan().tasks.iter().zip(&intervals);
@@ -64,7 +64,7 @@ fn beside_calls(session: &Session, report: &StepReport) -> f64 {
         calls.iter().map(meets).sum::<u64>()
     };
     let all: u64 = copies.iter().map(|(begin, end)| end - begin).sum();
-    copies.iter().map(shared).sum::<u64>() as f64 / all.max(1) as f64
+    (all > 0 && !calls.is_empty()).then(|| copies.iter().map(shared).sum::<u64>() as f64 / all as f64)
 }
 
 fn median(mut all: Vec<f64>) -> f64 {
