@@ -25,19 +25,22 @@
 //! [`ReduceDtype`]: crate::policy::ReduceDtype
 //! [`Mesh::tree`]: crate::model::Mesh::tree
 
+mod collected;
+
 use std::collections::{BTreeSet, HashMap};
 
+use self::collected::{Collected, Contribution, OfCall, Rows, SumLevel};
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::super::prefetch::Reductions;
 use super::{combined_bytes, of_group, wire_bytes};
 use crate::layout::Content;
-use crate::model::{Call, Gradient, Group, Placement, ShardLayout};
+use crate::model::{Call, Gradient, Group, Placement};
 use crate::op::{
-    Accumulate, AddGradient, AllReduce, ExchangeGradient, Op, ReducePart, ReduceScatter, Reduction,
-    RoundGradient, SumGradient, SumPart, SumTarget,
+    Accumulate, AddGradient, AllReduce, ExchangeGradient, Op, ReduceScatter, Reduction, RoundGradient,
+    SumGradient,
 };
 use crate::policy::{Reduce, ReduceEvery};
-use warpweft_base::id::{CallId, GroupId, LevelId, MicroBatchId, SlotId, WeightId};
+use warpweft_base::id::{CallId, MicroBatchId, SlotId, WeightId};
 use warpweft_format::ElementType;
 
 /// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
@@ -48,65 +51,6 @@ type Together = (WeightId, Option<MicroBatchId>, Option<CallId>);
 struct Span {
     first: CallId,
     last: CallId,
-}
-
-/// One of the contributions to a main grad.
-#[derive(Clone, Copy)]
-struct Contribution {
-    /// The first call whose gradient is in it.
-    call: CallId,
-    /// Does it begin the sum?
-    begins: bool,
-    /// Does none of the step come after it?
-    ends: bool,
-}
-
-/// One reduction in the making.
-struct Collected {
-    name: String,
-    /// In what it travels.
-    element: ElementType,
-    /// The ranks that its weights are sharded over.
-    over: Group,
-    /// Is it complete only one step after its call, because it is added to others or rounded there?
-    completed_later: bool,
-    /// The groups it is summed over, one after the other.
-    levels: Vec<SumLevel>,
-    /// From the reduced rows to their sums over the replicas; empty where there is one.
-    over_replicas: Vec<(SlotId, SlotId)>,
-    /// What is accumulated by a task of its own.
-    rows: Vec<Rows>,
-}
-
-/// One level of a reduction; where there are no levels, all of it.
-struct SumLevel {
-    group: Group,
-    /// Elements that a rank gives each other one, for each slice.
-    elements: usize,
-    /// What travels; empty where a replica is one rank that sums by itself.
-    parts: Vec<ReducePart>,
-    /// What is summed on the rank; empty where the collective sums.
-    sums: Vec<SumPart>,
-}
-
-/// In what gradients agree that one collective reduces: the element type in which they travel, the ranks that their
-/// weights are sharded over, and how often a sum counts a token.
-type Alike = (ElementType, Group, u32);
-
-/// The reductions that a call completes, and which of them is that of a group's gradients that are alike.
-#[derive(Default)]
-struct OfCall {
-    all: Vec<Collected>,
-    groups: HashMap<(GroupId, Alike), usize>,
-}
-
-/// Rows of a gradient over all ranks, to be accumulated.
-struct Rows {
-    weight: WeightId,
-    from: SlotId,
-    first: bool,
-    /// Where squares of the main grad go, if it is complete then.
-    squares: Option<SlotId>,
 }
 
 /// As the timetable says.
@@ -291,103 +235,6 @@ fn collect(
     let reduction = collected.joined_by(layout.group, name, alike);
     reduction.completed_later |= first != last || element != written;
     reduction.take(draft, weight, from, contribution);
-}
-
-impl OfCall {
-    /// The reduction that a gradient of this group goes into.
-    fn joined_by(&mut self, group: Option<GroupId>, name: &str, alike: Alike) -> &mut Collected {
-        let next = self.all.len();
-        let place = group.map_or(next, |group| *self.groups.entry((group, alike)).or_insert(next));
-        if place == next {
-            self.all.push(Collected::new(name, alike));
-        }
-        &mut self.all[place]
-    }
-}
-
-impl Collected {
-    fn new(name: &str, (element, over, _): Alike) -> Self {
-        Self {
-            name: name.to_owned(),
-            element,
-            over,
-            completed_later: false,
-            levels: Vec::new(),
-            over_replicas: Vec::new(),
-            rows: Vec::new(),
-        }
-    }
-
-    /// The level with this number, of this group.
-    fn level(&mut self, number: usize, group: Group, shard: &ShardLayout) -> &mut SumLevel {
-        if number == self.levels.len() {
-            self.levels.push(SumLevel { group, elements: 0, parts: Vec::new(), sums: Vec::new() });
-        }
-        let level = &mut self.levels[number];
-        level.elements = level.elements.saturating_add(shard.summed_over(group).elements());
-        level
-    }
-
-    /// Adds the way of one gradient, which lies in `from` as it travels.
-    fn take(&mut self, draft: &mut Draft<'_>, weight: WeightId, from: SlotId, contribution: Contribution) {
-        let Contribution { call, begins, ends } = contribution;
-        let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
-        let layout = draft.weights.layout(weight);
-        let (mesh, shard) = (draft.weights.mesh, layout.shard);
-        let sums_in = draft.policy.reduce_dtype.element();
-        // What is written with the last one is what the norm is of.
-        let squares = (ends && draft.updates)
-            .then(|| draft.transient(format!("{name} squares"), Content::Squares(weight)));
-        let collective = draft.policy.collectives_sum(self.element);
-        let replicated = mesh.size(shard.copies()) > 1 && !layout.is_in_slices();
-        let reduced = (collective || replicated).then(|| {
-            let named = format!("{name} reduced gradient of {label}");
-            draft.transient(named, Content::ReducedGradient(weight, call))
-        });
-        if collective {
-            let part = reduced.map(|to| ReducePart { weight, from, to });
-            self.level(0, shard.group(), &shard).parts.extend(part);
-        } else {
-            let mut own = from;
-            for (number, group) in shard.tree(mesh).enumerate() {
-                let is_last = number + 1 == shard.depth(mesh);
-                let level = LevelId::at(number);
-                let received = (mesh.size(group) > 1).then(|| match number {
-                    0 => {
-                        let named = format!("{name} gradient of {label} from others");
-                        draft.transient(named, Content::ReceivedGradient(weight, call, self.element))
-                    }
-                    _ => {
-                        let named = format!("{name} gradient of {label} from others at {level}");
-                        draft.transient(named, Content::ReceivedPartial(weight, call, level, sums_in))
-                    }
-                });
-                let (into, target) = match (is_last, reduced) {
-                    (false, _) => {
-                        let named = format!("{name} gradient of {label} summed at {level}");
-                        let content = Content::PartialGradient(weight, call, level, sums_in);
-                        (draft.transient(named, content), SumTarget::travelling_in(sums_in))
-                    }
-                    (true, Some(rows)) => (rows, SumTarget::Rows),
-                    (true, None) if begins => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
-                    (true, None) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
-                };
-                let squares = squares.filter(|_| target.accumulates());
-                let SumLevel { parts, sums, .. } = self.level(number, group, &shard);
-                parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
-                sums.push(SumPart { weight, own, received, into, target, squares });
-                own = into;
-            }
-        }
-        let Some(reduced) = reduced else { return };
-        let mut from = reduced;
-        if replicated {
-            let named = format!("{name} gradient of {label} over all replicas");
-            from = draft.transient(named, Content::SummedGradient(weight, call));
-            self.over_replicas.push((reduced, from));
-        }
-        self.rows.push(Rows { weight, from, first: begins, squares });
-    }
 }
 
 /// What the policy reduces the gradient of `weight` from this call with.
