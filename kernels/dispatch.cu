@@ -1,7 +1,7 @@
 // Rows that ranks have for each other, up to the counts that lie beside them; and the check of these counts.
 //
 // Laws:
-// - CO-2: of a slot its filled rows are moved and never more than there is room for, whatever its count is. What lies
+// - Of a slot its filled rows are moved and never more than there is room for, whatever its count is. What lies
 //   after them is neither read nor written.
 // - Counts are read on the device alone, so a launch that was captured goes by those of its step. They are this
 //   rank's own, and stand still while it runs.
@@ -23,7 +23,7 @@ struct Given {
     // Where the taker reads these; null if it knows them.
     u32* taken;
 };
-static_assert(sizeof(Given) == 32, "kernels::dispatch::GivenArguments");
+static_assert(sizeof(Given) == 32, "kernels::dispatch::GivenOperand");
 
 struct DispatchArguments {
     Tiles tiles;
@@ -144,5 +144,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_check(const __grid_c
             written.counts[slot] = min(written.counts[slot], written.capacity);
         }
         __syncthreads();
+    }
+}
+
+struct LowerArguments {
+    u32* counts;
+    u32 slots;
+    u32 capacity;
+};
+static_assert(sizeof(LowerArguments) == 16, "kernels::dispatch::LowerArguments");
+
+// Counts that came as they were. A rank whose call failed may have left any number there.
+extern "C" __global__ void __launch_bounds__(THREADS) lower_counts(const __grid_constant__ LowerArguments all) {
+    for (u32 slot = threadIdx.x; slot < all.slots; slot += THREADS) {
+        all.counts[slot] = min(all.counts[slot], all.capacity);
     }
 }

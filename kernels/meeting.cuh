@@ -48,7 +48,7 @@ struct Meetings {
     u32 partner_count;
     u32 number;
 };
-static_assert(sizeof(Meetings) == 32, "kernels::meeting::Meetings");
+static_assert(sizeof(Meetings) == 32, "kernels::meeting::MeetingArguments");
 
 __device__ __forceinline__ void tell(u32* word) {
     asm volatile("st.release.sys.global.u32 [%0], 1;" ::"l"(word) : "memory");

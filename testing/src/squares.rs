@@ -1,6 +1,6 @@
 //! Sums of squares in the order that every backend has, as plainly as it can be said.
 //!
-//! Law: nothing here is shared with a backend; the order is that of the docs on reproducibility.
+//! Law: nothing here is shared with a backend; the order is the one that `crates/backend/src/cpu/squares.rs` states.
 
 /// The squares of up to 4096 elements.
 pub fn of_block(values: &[f32]) -> f64 {

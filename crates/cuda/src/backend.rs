@@ -417,10 +417,14 @@ impl Backend for CudaBackend {
         // Where the step's beginning is recorded, nothing else tells the host so.
         stream.faulted = false;
         let fault = stream.fault.take();
-        // Closures run while they are enqueued, so counts that are too large are of a call before one that failed.
+        // Closures run while they are enqueued, so counts that are too large are of a call before one that failed; but
+        // a panic is the end of the session's closures, whatever came before.
         let computes = stream.lane.kind == LaneKind::Compute;
         let overflow = if computes { self.progress.take_overflow() } else { None };
-        overflow.or(fault)
+        match (overflow, fault) {
+            (_, Some(fault)) if fault.panicked => Some(fault),
+            (overflow, fault) => overflow.or(fault),
+        }
     }
 
     fn take_diverged(&self) -> bool {

@@ -76,7 +76,8 @@ const DISPATCH: u64 = 1 << 52;
 /// Tells the draw of tensor parallelism from the others.
 const TENSOR: u64 = 1 << 54;
 
-/// Tells the draw of what experts are sharded over from the others.
+/// Tells the draw of what experts are sharded over from the others. Ranks all have the same experts (`ep` is 1), so
+/// `Group::ExpertRows` is the world here.
 const EXPERTS: u64 = 1 << 53;
 
 /// Tells the draw of who keeps optimizer state from the others.

@@ -11,7 +11,7 @@ use crate::gpu::Gpu;
 
 const EMPTY: u8 = 0xEE;
 
-/// CO-2. One slot of some bytes, more slots than a block looks at once, and slots of several pieces; wherever they
+/// One slot of some bytes, more slots than a block looks at once, and slots of several pieces; wherever they
 /// begin.
 #[test]
 fn of_every_slot_the_filled_rows_arrive_and_nothing_after_them_by_the_counts_of_each_run() {
@@ -114,4 +114,17 @@ fn a_count_above_its_capacity_is_a_fault_that_names_it_and_is_lowered() {
         assert_eq!((fault.read(), overflow.read()), (vec![after], named.to_vec()), "{what}");
         assert_eq!(on_device.map(|counts| counts.read()), [vec![8; 701], vec![7; 4]], "{what}");
     }
+}
+
+/// Any number may come of a rank whose call failed.
+#[test]
+fn counts_that_came_as_they_were_are_lowered_to_what_a_slot_has_room_for() {
+    let Some(gpu) = Gpu::open("lowering counts") else { return };
+    let counts: Vec<u32> =
+        (0..701).map(|slot| if slot % 3 == 0 { u32::MAX - slot } else { slot % 10 }).collect();
+    let on_device = gpu.buffer(&counts);
+    gpu.run(gpu.kernels.lower_counts(on_device.address(), counts.len(), 8));
+    let lowered: Vec<u32> = counts.iter().map(|count| (*count).min(8)).collect();
+    assert_eq!(on_device.read(), lowered);
+    assert!(gpu.kernels.lower_counts(DeviceAddress::NULL, 1, 8).is_err());
 }

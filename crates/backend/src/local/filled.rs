@@ -1,7 +1,7 @@
 //! Rows with counts: what of a dispatch is moved, and what a closure may count.
 //!
 //! Laws:
-//! - A slot is moved up to its count and never beyond its capacity, whatever the count is (CO-2).
+//! - A slot is moved up to its count and never beyond its capacity, whatever the count is.
 //! - A call that writes counts by which ranks give each other rows has failed if one is above the capacity.
 
 use super::Refusal;

@@ -160,8 +160,9 @@ impl RowSum {
             ElementType::Bf16 => binder.elements::<bf16>(part.into, elements * runs)?,
             _ => binder.elements::<f32>(part.into, elements * runs)?,
         };
-        if part.squares.is_some() && runs != 1 {
-            return Err(format!("squares of `{}` are taken of {runs} slices", layout.name));
+        if part.squares.is_some() && (runs != 1 || !part.target.accumulates()) {
+            let name = &layout.name;
+            return Err(format!("squares of `{name}` are taken of {runs} slices that are no main grad"));
         }
         let squares = TakenSquares::resolve(binder, layout, part.squares)?;
         let sum = |run: usize| {

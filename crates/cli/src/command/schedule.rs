@@ -65,7 +65,7 @@ use super::super::{
 ///                            collective ("all_gather", "reduce_scatter", "all_to_all", "sum",
 ///                            "max") of the buffer it reads into the one it writes, among
 ///                            ("world", "shard", "replicate", "replica", "context", "tensor",
-///                            "expert", "expert_shard", "expert_replica")
+///                            "expert", "expert_shard", "expert_replica", "expert_rows")
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///

@@ -90,7 +90,35 @@ fn compared(capacity: usize) -> u32 {
     u32::try_from(capacity).unwrap_or(u32::MAX)
 }
 
+/// Counts that are lowered.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct LowerArguments {
+    counts: DeviceAddress,
+    slots: u32,
+    capacity: u32,
+}
+const _: () = assert!(size_of::<LowerArguments>() == 16);
+
 impl Kernels {
+    /// Lowers u32 counts to what a slot has room for: those that other ranks sent as they were.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] for an address that is missing or misaligned, or too many counts.
+    pub fn lower_counts(
+        &self,
+        counts: DeviceAddress,
+        slots: usize,
+        capacity: usize,
+    ) -> Result<KernelLaunch, CudaFailure> {
+        present("counts to lower", counts)?;
+        element_aligned("counts to lower", counts, 4)?;
+        let arguments =
+            LowerArguments { counts, slots: narrow("slots", slots)?, capacity: compared(capacity) };
+        let function = self.function(Family::Dispatch, c"lower_counts")?;
+        Ok(KernelLaunch::new(function, 1, THREADS, arguments, None))
+    }
+
     /// Meets `partners`, copies of each slot that is given its filled rows, and the counts, meets them again, and
     /// leaves `mark`. A count above the capacity is taken as that.
     ///

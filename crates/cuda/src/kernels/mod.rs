@@ -72,7 +72,6 @@ pub use delayed::{DelayedScaleOperand, RecordAmaxOperand};
 pub use dequantize::DequantizeOperand;
 pub use dispatch::{CountsOperand, GivenOperand, SlotShape};
 pub use elementwise::{ElementwiseKernels, Summed};
-
 pub use expand::ExpandOperand;
 pub use finite_check::FiniteCheckOperand;
 pub use fragment::MasterFragment;

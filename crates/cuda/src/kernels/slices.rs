@@ -128,6 +128,9 @@ fn check(operand: &SlicesOperand, element: ElementType) -> Result<(), CudaFailur
     present("a sum", operand.into)?;
     element_aligned("a sum", operand.into, operand.target.element().bytes() as u64)?;
     if let Some((squares, _)) = operand.squares {
+        if operand.target == SumTarget::Rounded {
+            return Err(CudaFailure::Refused("squares are taken of sums that are not rounded".into()));
+        }
         present("squares", squares)?;
         element_aligned("squares", squares, 8)?;
     }

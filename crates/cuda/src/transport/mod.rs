@@ -55,6 +55,7 @@ use self::lane_communicators::LaneCommunicators;
 use self::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
 use self::strided_copy::StridedCopy;
 use crate::bind::command::Command;
+use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
 use crate::kernels::{CombineOperand, CopyOperand, GivenOperand, Kernels, Mark, Partner, SlotShape};
 use crate::options::Transport;
@@ -82,6 +83,8 @@ enum Stage {
     /// The filled rows of slots, and their counts, to neighbours and to this rank itself: one launch, since nothing but
     /// a kernel reads counts.
     Dispatch(SlotShape, Vec<GivenOperand>),
+    /// So many counts at an address, lowered to a capacity: they came as they were.
+    Lower { counts: DeviceAddress, slots: usize, capacity: usize },
 }
 
 /// What carries bytes into the memory of neighbours.
@@ -155,6 +158,9 @@ impl Route<'_> {
                 })?;
                 transfers.iter_mut().for_each(|transfer| transfer.renumber(|peer| self.team.in_world(peer)));
                 vec![Command::Group { communicator: Arc::clone(communicator), transfers }]
+            }
+            Stage::Lower { counts, slots, capacity } => {
+                vec![Command::kernel(kernels.lower_counts(counts, slots, capacity)?)]
             }
             Stage::Combine(combination, operands) => {
                 vec![Command::kernel(kernels.combine(combination, &operands)?)]
@@ -323,7 +329,7 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Peer, Pull::Filled(filled)) if view.hosts.count() == 1 => {
             vec![peer::dispatch(view, filled)]
         }
-        (Transport::Peer, Pull::Filled(filled)) => with_own(view, &whole_slots(filled), peer::exchange),
+        (Transport::Peer, Pull::Filled(filled)) => whole_slots(view, filled, peer::exchange),
         // With several ranks the library sums, or it is refused before its stages are requested.
         (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
@@ -332,7 +338,7 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::ExchangeGradient(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, &[*slices], nccl::exchange),
-        (Transport::Nccl, Pull::Filled(filled)) => with_own(view, &whole_slots(filled), nccl::exchange),
+        (Transport::Nccl, Pull::Filled(filled)) => whole_slots(view, filled, nccl::exchange),
         (_, Pull::SumSlices(element, part)) => combine::sum_slices(view, transport, *element, *part),
         (_, Pull::AllReduce(combination, division, moves)) => {
             combine::all_reduce(view, transport, *combination, *division, moves)
@@ -346,9 +352,21 @@ fn whole(moves: &[Move]) -> Vec<PlanePiece> {
     moves.iter().map(piece).collect()
 }
 
-/// Slots as they are, filled or not, and their counts: what goes where nothing on the way reads counts.
-fn whole_slots(filled: &Filled) -> Vec<Slices> {
-    std::iter::once(filled.slices).chain(filled.counts()).collect()
+/// Slots as they are, filled or not, and their counts: what goes where nothing on the way reads counts. Those that
+/// arrive may be anything where a call of another rank has failed, and closures go by them all the same.
+fn whole_slots(
+    view: &View<'_>,
+    filled: &Filled,
+    exchange: fn(&View<'_>, &[Slices]) -> Vec<Stage>,
+) -> Vec<Stage> {
+    let parts: Vec<Slices> = std::iter::once(filled.slices).chain(filled.counts()).collect();
+    let mut stages = with_own(view, &parts, exchange);
+    if !filled.known {
+        let counts = view.own().plus(filled.taken.offset);
+        let slots = filled.taken.bytes / size_of::<u32>();
+        stages.push(Stage::Lower { counts, slots, capacity: filled.capacity });
+    }
+    stages
 }
 
 /// An exchange in which the rank's own slices have a place among the others, and get there by a kernel.

@@ -157,7 +157,9 @@ fn check_filled(scene: Scene, known: bool, slots: usize, capacity: usize, row: u
                 let mut put = |region: Region, count: usize| {
                     arena[region.offset + at..][..4].copy_from_slice(&(count as u32).to_ne_bytes());
                 };
-                put(given, count(rank, member, place));
+                // A rank whose call failed may have left any number.
+                let rows = count(rank, member, place);
+                put(given, if !known && rows == capacity { u32::MAX as usize } else { rows });
                 if known {
                     put(taken, count(member, rank, place));
                 }

@@ -213,6 +213,14 @@ fn run(memory: &mut Memory, network: Network, scene: Scene, all: Vec<Stage>) {
             Stage::Dispatch(shape, given) => {
                 given.iter().for_each(|given| traffic.dispatch(memory, shape, given));
             }
+            Stage::Lower { counts, slots, capacity } => {
+                let most = u32::try_from(capacity).unwrap();
+                let found = memory.read(counts, 4 * slots);
+                let lowered =
+                    bytemuck::pod_collect_to_vec::<u8, u32>(&found).into_iter().map(|count| count.min(most));
+                // In place: each count is read and written by one thread.
+                traffic.writes.push((counts, lowered.flat_map(u32::to_ne_bytes).collect()));
+            }
             Stage::Combine(Combination { reduction, element }, operands) => {
                 for operand in operands {
                     let bytes = operand.elements * element.bytes();

@@ -85,7 +85,12 @@ fn on_one_host_rows_with_counts_go_by_one_kernel_that_reads_them_and_between_hos
     assert_eq!(needed(&Pull::Filled(filled), hosts(2, 2)), 2 * (256 + 256));
     assert_eq!(needed(&back, hosts(2, 2)), 2 * 256);
     let found = stages(&view, Transport::Nccl, &Pull::Filled(filled));
-    let [Stage::Place(own), Stage::Exchange(transfers)] = &found[..] else { panic!("{found:?}") };
+    let [Stage::Place(own), Stage::Exchange(transfers), Stage::Lower { counts, slots, capacity }] =
+        &found[..]
+    else {
+        panic!("{found:?}")
+    };
+    assert_eq!((*counts, *slots, *capacity), (home(2).arena.plus(2304), 8, 4));
     assert_eq!(own.iter().map(|copy| copy.bytes).collect::<Vec<_>>(), [256, 8]);
     assert_eq!(transfers.len(), 2 * 2 * 3);
 }

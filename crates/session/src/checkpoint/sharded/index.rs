@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::block_digests;
 use super::indexed_cut::{IndexedCut, IndexedExpert};
-use super::{SavedExperts, block_digests};
 use crate::checkpoint::listed::once;
 use crate::checkpoint::ranks::SaveId;
 use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest, OptimizerIdentity, hexadecimal};
@@ -76,9 +76,6 @@ pub(super) struct Index {
     /// Ranks of their tensor-parallel groups, where they had some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tensor: Option<u32>,
-    /// The axes of their experts, where these had some of their own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) experts: Option<SavedExperts>,
     /// Ranks of the blocks in which they summed gradients; none where they summed in rank order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) levels: Vec<u32>,
@@ -172,7 +169,6 @@ impl Index {
             ranks,
             replicas: None,
             tensor: None,
-            experts: None,
             levels: Vec::new(),
             weights: Vec::new(),
             carried: Vec::new(),

@@ -53,8 +53,6 @@ mod write_part;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::{CheckpointError, OptimizerIdentity};
 use index::Index;
 use warpweft_plan::layout::Weights;
@@ -167,7 +165,7 @@ pub struct SavedParts {
 }
 
 /// The axes of the experts of a sharded checkpoint (`mesh.ep` and `mesh.ep_shard`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SavedExperts {
     /// Ranks that shared the experts.
@@ -261,17 +259,11 @@ impl PartFiles {
 impl SavedParts {
     fn of(index: Index) -> Self {
         let Index {
-            optimizer_step,
-            optimizer_identity,
-            ranks,
-            replicas,
-            tensor,
-            experts,
-            levels,
-            weights,
-            notes,
-            ..
+            optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, weights, notes, ..
         } = index;
+        let experts = weights
+            .iter()
+            .find_map(|weight| Some(SavedExperts { ep: weight.expert?.ranks, ep_shard: weight.parts }));
         let tensor = tensor.unwrap_or(1);
         let mut scale_groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for weight in weights {

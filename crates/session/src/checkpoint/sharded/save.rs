@@ -18,7 +18,7 @@ use safetensors::tensor::Dtype;
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::indexed_cut::{IndexedCut, IndexedExpert};
 use super::read_part::Part;
-use super::{PIECE, PartFiles, SavedExperts, UNSETTLED, block_digests, write_part};
+use super::{PIECE, PartFiles, UNSETTLED, block_digests, write_part};
 use super::{copy, folder, keep_last, killed_saves};
 use crate::checkpoint::ranks::{PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
@@ -176,7 +176,6 @@ impl Save {
             optimizer_identity: Some(self.optimizer_identity.clone()),
             replicas: Some(weights.mesh.replicas()),
             tensor: Some(weights.mesh.tensor()).filter(|ranks| *ranks > 1),
-            experts: SavedExperts::of(weights),
             levels: weights.mesh.levels().blocks().to_vec(),
             weights: indexed.collect(),
             carried: buffers

@@ -239,6 +239,7 @@ impl Rules for File {
                 "expert",
                 "expert_shard",
                 "expert_replica",
+                "expert_rows",
             ]),
         ),
     ];
