@@ -113,4 +113,5 @@ fn main() {
             median(ratios.collect())
         );
     }
+    block_on(session.close()).unwrap();
 }

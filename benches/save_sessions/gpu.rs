@@ -1,7 +1,8 @@
 //! A rank on a GPU, with products in bf16.
 //!
 //! Every layer reads what the one before gave, and its gradients are of that: the loss is half the squared length of
-//! what the last one gives.
+//! what the last one gives. The environment configures the session, as `WARPWEFT_TRACE__ENABLED=true
+//! WARPWEFT_TRACE__FIRST_STEP=10 WARPWEFT_TRACE__STEPS=1` for a trace of a step that copies.
 
 use std::collections::BTreeMap;
 
@@ -106,7 +107,7 @@ pub(crate) fn start(tokens: usize) -> Result<(String, Session), String> {
         let device = Device::open(seat.device)?;
         Ok(Closure { layers: layers.clone(), linear: Linear::new(&device, spec)? })
     };
-    let mut config = Config::default();
+    let mut config = Config::load(None).map_err(|error| words(&error))?;
     // Nothing is to be learned here, and so deep a product of weights would soon be too large.
     config.optimizer.lr = 1e-8;
     let builder = Session::try_builder(config, closure).program(program);
