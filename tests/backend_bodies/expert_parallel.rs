@@ -57,15 +57,18 @@ fn captured_steps_of_experts_on_other_ranks_give_the_bits_of_issued_ones() {
     within_limit(|| {
         let ranks = most_captured_ranks();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        for axes in [[2, 1, 2, 1, 1], [4, 1, 2, 2, 1], [4, 2, 2, 1, 1]] {
+        // An expert has copies in the last, which share its state.
+        for (axes, shard) in [
+            ([2, 1, 2, 1, 1], OptimizerShard::DpShard),
+            ([4, 1, 2, 2, 1], OptimizerShard::DpShard),
+            ([4, 2, 2, 1, 1], OptimizerShard::Replicas),
+        ] {
             if axes[0] > ranks {
                 return;
             }
-            for shard in [OptimizerShard::DpShard, OptimizerShard::Replicas] {
-                let issued = runtime.block_on(trained(axes, shard, 2, Capture::Off));
-                let captured = runtime.block_on(trained(axes, shard, 2, Capture::Step));
-                assert_same_bits(&captured, &issued, &format!("captured, {axes:?}, {shard:?}"));
-            }
+            let issued = runtime.block_on(trained(axes, shard, 2, Capture::Off));
+            let captured = runtime.block_on(trained(axes, shard, 2, Capture::Step));
+            assert_same_bits(&captured, &issued, &format!("captured, {axes:?}, {shard:?}"));
         }
     });
 }
