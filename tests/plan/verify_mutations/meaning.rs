@@ -17,9 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use warpweft_base::id::{CallId, LevelId, RankId, SlotId, WeightId};
-use warpweft_format::{ElementType, Orientation};
+use warpweft_format::{ElementType, Orientation, Shape};
 use warpweft_plan::layout::{Content, Region, Residency, Slot};
-use warpweft_plan::model::{Group, Role};
+use warpweft_plan::model::{Group, Role, Strides};
 use warpweft_plan::op::{
     AdamOperand, CastVote, ClearFault, Compute, GatherPart, MasterOperand, Op, OperandRole,
 };
@@ -293,6 +293,13 @@ impl<'p> Memory<'p> {
         let is_it = |of: &Group| mesh.alike(*of, group) && shard.summed_over(*of) == shard.summed_over(group);
         let level = groups.iter().position(is_it)?;
         Some((LevelId::at(level), level + 1 == groups.len()))
+    }
+
+    /// Whose rows a group sums, and what shape they have: a slice is what replicas sum, by whatever name the same ranks
+    /// are called elsewhere.
+    pub(crate) fn summing(&self, weight: WeightId, group: Group) -> (Strides, Shape) {
+        let weights = &self.plan.weights;
+        (weights.mesh.strides(group), weights.layout(weight).shard.summed_over(group))
     }
 
     /// An op writes this content, or one for which there is none.

@@ -291,8 +291,8 @@ impl Memory<'_> {
             Op::ExchangeGradient(op) => {
                 let read: Vec<_> =
                     op.parts.iter().map(|part| self.gradient(part.weight, part.from)).collect();
-                let who = self.plan.weights.mesh.strides(op.group);
                 for (part, rows) in op.parts.iter().zip(read) {
+                    let who = self.summing(part.weight, op.group);
                     let level = self.level(part.weight, op.group);
                     let received = |call| match level {
                         Some((level, _)) if level.index() > 0 => {
@@ -308,9 +308,9 @@ impl Memory<'_> {
             Op::SumGradient(op) => {
                 for part in &op.parts {
                     let own = self.gradient(part.weight, part.own);
-                    let mesh = self.plan.weights.mesh;
                     let summed = (own, self.maybe(part.received));
-                    let sum = Cell::of((name, op.element, mesh.strides(op.group), part.weight, summed));
+                    let who = self.summing(part.weight, op.group);
+                    let sum = Cell::of((name, op.element, who, part.weight, summed));
                     // What leaves a rank more than its own rows is not summed over all of them.
                     let in_slices = self.plan.weights.layout(part.weight).is_in_slices();
                     let level = self.level(part.weight, op.group);
