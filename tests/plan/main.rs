@@ -5,6 +5,7 @@
 mod declarations;
 mod declared_collectives;
 mod declared_counts;
+mod decoders;
 mod decoders_on_meshes;
 mod plans;
 mod policies;
