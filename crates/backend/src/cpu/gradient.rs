@@ -105,7 +105,7 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
     Ok(())
 }
 
-/// Leaves a block of a sum, which begins at so many elements, as its target says, and the squares of what it left.
+/// Stores a block of a sum as its target says: `begin` is its first element. Takes the squares of a main grad's.
 fn store(
     block: &[f32],
     begin: usize,
@@ -116,19 +116,23 @@ fn store(
 ) -> Result<(), OpError> {
     let bytes = sum.target.element().bytes();
     let into = sum.into.part(begin * bytes, block.len() * bytes).ok_or(OpError::Slice)?;
-    if sum.target == SumTarget::Rounded {
-        let mut into = arena.write::<bf16>(into)?;
-        into.iter_mut().zip(block).for_each(|(row, sum)| *row = bf16::from_f32(*sum));
-        return Ok(());
-    }
-    let mut into = arena.write::<f32>(into)?;
-    let rows = into.iter_mut().zip(block);
     match sum.target {
-        SumTarget::Rows | SumTarget::Rounded => rows.for_each(|(row, sum)| *row = *sum),
-        SumTarget::First => rows.for_each(|(row, sum)| *row = sum * factor),
-        SumTarget::More => rows.for_each(|(row, sum)| *row += sum * factor),
+        SumTarget::Rows => arena.write::<f32>(into)?.copy_from_slice(block),
+        SumTarget::Rounded => {
+            let mut rows = arena.write::<bf16>(into)?;
+            rows.iter_mut().zip(block).for_each(|(row, sum)| *row = bf16::from_f32(*sum));
+        }
+        SumTarget::First => {
+            let mut rows = arena.write::<f32>(into)?;
+            rows.iter_mut().zip(block).for_each(|(row, sum)| *row = sum * factor);
+            taken.take(begin / BLOCK, &rows);
+        }
+        SumTarget::More => {
+            let mut rows = arena.write::<f32>(into)?;
+            rows.iter_mut().zip(block).for_each(|(row, sum)| *row += sum * factor);
+            taken.take(begin / BLOCK, &rows);
+        }
     }
-    taken.take(begin / BLOCK, &into);
     Ok(())
 }
 

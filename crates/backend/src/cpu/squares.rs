@@ -2,8 +2,8 @@
 //!
 //! Laws:
 //! - Squares are exact in f64 and added in f64, in an order that follows from the lengths of main grads alone. It is
-//!   that of the kernels (`kernels/squares.cuh`), so the norm has the same bits on a device, and whoever takes the
-//!   squares of a block.
+//!   that of the kernels (`kernels/squares.cuh`), so the norm has the same bits on a device, and no matter which
+//!   task takes the squares of a block.
 //! - A *block* is [`SQUARED_TOGETHER`] elements. Four neighbours are a thread's, with those 1024 and more further on;
 //!   it adds each of the four by itself, then them in pairs. Halves of 32 threads are added onto halves, and such warps
 //!   in their order.
@@ -42,7 +42,7 @@ impl OfRank {
         Self { threads: [0.0; THREADS], groups: 0 }
     }
 
-    /// Adds a weight of so many blocks, whose squares `block` tells.
+    /// Adds the squares of a weight: `block` gives the sum of each of its `blocks`, by number.
     pub(super) fn add(&mut self, blocks: usize, block: impl Fn(usize) -> f64) {
         let groups = blocks.div_ceil(GROUP);
         for group in 0..groups {
