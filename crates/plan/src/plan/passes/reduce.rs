@@ -99,10 +99,9 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
 /// Adds a reduction over the ranks of a replica, level after level, that over the replicas where there are several, and
 /// the accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
-    let Collected { name, element, over, completed_later, levels, over_replicas, rows } = reduction;
+    let Collected { name, over, completed_later, levels, over_replicas, rows, .. } = reduction;
     let Reductions { delay, early } = reductions;
     let (mesh, tail) = (draft.weights.mesh, draft.tail());
-    let sums_in = draft.policy.reduce_dtype.element();
     let weights = levels.iter().map(|level| level.parts.len().max(level.sums.len()));
     let subject = of_group(&name, weights.max().unwrap_or(0));
     let collective = levels.iter().all(|level| level.sums.is_empty());
@@ -119,7 +118,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
     };
     let at_once = travels.min(tail) == reduced.min(tail);
     let mut last = (reduced, if at_once { Section::SumHere } else { Section::Sum });
-    for (number, SumLevel { group, elements, parts, sums }) in levels.into_iter().enumerate() {
+    for (number, SumLevel { group, element, elements, parts, sums }) in levels.into_iter().enumerate() {
         let is_last = number + 1 == levels_of;
         let subject = if number == 0 { subject.clone() } else { format!("{subject} at {group}") };
         // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all
@@ -133,8 +132,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
             (false, _) => after_exchange(last, tail),
         };
         if !parts.is_empty() {
-            let (element, carrier) =
-                if number == 0 { (element, Carrier::Reduce) } else { (sums_in, Carrier::Replicas) };
+            let carrier = if number == 0 { Carrier::Reduce } else { Carrier::Replicas };
             let given = elements.saturating_mul(mesh.slices(group) as usize);
             let bytes = wire_bytes(given, element, mesh, group);
             let op = match collective {
@@ -150,7 +148,6 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
             draft.add(at, section, task);
         }
         if !sums.is_empty() {
-            let element = if number == 0 { element } else { sums_in };
             let op = Op::SumGradient(SumGradient { element, group, parts: sums });
             draft.add(summed.0, summed.1, DraftTask::local(op, subject, Carrier::Sum));
             last = summed;

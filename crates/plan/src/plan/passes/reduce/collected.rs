@@ -1,7 +1,7 @@
 //! One reduction in the making: what travels and what is summed, level after level.
 //!
 //! Law: gradients that one call completes, and that are alike, are one collective and one sum at each level. The last
-//! level goes into the main grad, unless replicas sum what it leaves.
+//! level goes into the main grad, unless replicas sum its rows by an all-reduce, which an accumulation follows.
 
 use std::collections::HashMap;
 
@@ -43,6 +43,8 @@ pub(super) struct Collected {
 /// One level of a reduction; where there are no levels, all of it.
 pub(super) struct SumLevel {
     pub(super) group: Group,
+    /// In what its gradients, or the sums of the level before, travel.
+    pub(super) element: ElementType,
     /// Elements that a rank gives each other one, for each slice.
     pub(super) elements: usize,
     /// What travels; empty where a replica is one rank that sums by itself.
@@ -97,9 +99,14 @@ impl Collected {
     }
 
     /// The level with this number, of this group.
-    fn level(&mut self, number: usize, group: Group, shard: &ShardLayout) -> &mut SumLevel {
+    fn level(
+        &mut self,
+        number: usize,
+        (group, element): (Group, ElementType),
+        shard: &ShardLayout,
+    ) -> &mut SumLevel {
         if number == self.levels.len() {
-            self.levels.push(SumLevel { group, elements: 0, parts: Vec::new(), sums: Vec::new() });
+            self.levels.push(SumLevel { group, element, elements: 0, parts: Vec::new(), sums: Vec::new() });
         }
         let level = &mut self.levels[number];
         level.elements = level.elements.saturating_add(shard.summed_over(group).elements());
@@ -130,7 +137,7 @@ impl Collected {
         });
         if collective {
             let part = reduced.map(|to| ReducePart { weight, from, to });
-            self.level(0, shard.group(), &shard).parts.extend(part);
+            self.level(0, (shard.group(), self.element), &shard).parts.extend(part);
         } else {
             let mut own = from;
             for (number, group) in shard.tree(mesh).enumerate() {
@@ -157,7 +164,8 @@ impl Collected {
                     (true, None) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
                 };
                 let squares = squares.filter(|_| target.accumulates());
-                let SumLevel { parts, sums, .. } = self.level(number, group, &shard);
+                let element = if number == 0 { self.element } else { sums_in };
+                let SumLevel { parts, sums, .. } = self.level(number, (group, element), &shard);
                 parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
                 sums.push(SumPart { weight, own, received, into, target, squares });
                 own = into;
