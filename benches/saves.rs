@@ -3,7 +3,8 @@
 //! One rank trains a stack of layers. Rounds of ten steps take turns: without a save, with one in the background at
 //! the begin, and with a stopped one, each round to its last step; so other work on the machine falls on all. A ratio
 //! is the median over turns of *the round's time / that of the round without*. The disk is that of the temporary
-//! folder. Arguments: `--quick` for three turns; `--gpu TOKENS` for a rank on the first GPU that trains on so many.
+//! folder. Arguments: `--quick` for three turns; `--gpu TOKENS` for a rank on the first GPU, with
+//! these tokens a step.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
 
@@ -80,7 +81,10 @@ fn main() {
     let started = match tokens {
         None => Ok(save_sessions::on_the_cpu()),
         Some(Some(tokens)) => save_sessions::on_a_gpu(tokens),
-        Some(None) => Err("--gpu TOKENS: so many tokens a step, as --gpu 8192".to_owned()),
+        Some(None) => {
+            eprintln!("--gpu takes the tokens of a step, as --gpu 8192");
+            std::process::exit(2);
+        }
     };
     let (what, mut session) = match started {
         Ok(started) => started,

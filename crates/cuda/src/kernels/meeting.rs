@@ -56,7 +56,7 @@ const BLOCKS: u32 = 16;
 /// Bytes of the gate, which the partners follow.
 const GATE: usize = 16;
 
-/// Blocks for so many pieces. A rank that has nothing to say still meets the others.
+/// The number of thread blocks for a number of pieces; one without any, as a rank that sends nothing meets the others.
 pub(super) fn blocks(pieces: u32) -> u32 {
     pieces.clamp(1, BLOCKS)
 }

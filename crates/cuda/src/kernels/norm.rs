@@ -90,7 +90,7 @@ const GROUP: u32 = 8;
 /// Groups of which one block of threads reads the squares.
 const GROUPS_OF_SQUARES: u32 = THREADS / GROUP;
 
-/// How many groups of blocks so many elements have.
+/// The number of groups of blocks in a number of elements.
 fn groups_of(elements: usize) -> Result<u32, CudaFailure> {
     let groups = elements.div_ceil(SQUARED_TOGETHER).div_ceil(GROUP as usize);
     // Every one of them may be a block of threads.

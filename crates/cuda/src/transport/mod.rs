@@ -83,7 +83,7 @@ enum Stage {
     /// The filled rows of slots, and their counts, to neighbours and to this rank itself: one launch, since nothing but
     /// a kernel reads counts.
     Dispatch(SlotShape, Vec<GivenOperand>),
-    /// So many counts at an address, lowered to a capacity: they came as they were.
+    /// Lowers counts to the capacity: those that other ranks sent without a check.
     Lower { counts: DeviceAddress, slots: usize, capacity: usize },
 }
 

@@ -46,7 +46,6 @@ mod whole;
 use serde::{Deserialize, Serialize};
 
 use self::part::Part;
-
 use super::{CostHint, DeclareError, Form, Math, Mesh, Model, Placement, StepProgram, TensorParallel};
 use warpweft_base::id::WeightId;
 use warpweft_format::{Format, Orientation};

@@ -10,11 +10,12 @@ use super::operation::{Moves, Named, Operation, Part, Sizes};
 use crate::model::Access;
 use warpweft_base::id::{SlotId, WeightId};
 
-/// So many elements of a main grad have one partial sum of squares.
+/// Elements of a main grad in one partial sum of squares.
 pub const SQUARED_TOGETHER: usize = 4096;
 
-/// Squared norm of the rank's main grads and the rank's fault word, as one record. Squares have one order, whoever
-/// takes them: blocks of [`SQUARED_TOGETHER`] elements first, and these weight after weight as ids say.
+/// Squared norm of the rank's main grads and the rank's fault word, as one record. Squares have one order of
+/// addition, no matter which task takes them: blocks of [`SQUARED_TOGETHER`] elements, then these, weight after weight
+/// in the order of ids.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct GradNorm {
     /// Main grads with their weights, squared here.
