@@ -7,7 +7,6 @@
 //! it.
 
 use super::{Held, Run, Verdict};
-use crate::layout::WeightLayout;
 use crate::model::Group;
 use crate::op::{AdamOperand, AmaxesOperand, MasterOperand, ShardOperand};
 use warpweft_base::id::{BucketId, SlotId, TaskId, Version, WeightId};
@@ -41,14 +40,15 @@ impl Run<'_> {
                 let needs = "a bucket's amaxes of this rank, since it takes maxima".into();
                 return self.wrong_state(task, *from, needs, "reduce amaxes by maximum and gradients by sum");
             };
-            let of_bucket = self.share_rows(bucket);
-            if !self.plan.weights.mesh.alike(group, of_bucket) {
+            let weights = &self.plan.weights;
+            let all_rows = weights.all_rows(bucket);
+            if !weights.mesh.alike(group, all_rows) {
                 let problem = format!("takes maxima over the {group} group");
-                let remedy = match (self.plan.weights.bucket(bucket).expert, of_bucket) {
+                let remedy = match (weights.bucket(bucket).expert, all_rows) {
                     (true, _) => {
                         "take those of experts over the ranks that share their rows: others have other experts"
                     }
-                    (false, Group::World) => {
+                    (false, Group::World) if weights.mesh.replicas() > 1 => {
                         "take them over all ranks: each replica has slices of its own of all rows"
                     }
                     (false, _) => {
@@ -213,20 +213,6 @@ impl Run<'_> {
         self.fill(task, amaxes.tensor_amax, Held::LocalAmax(bucket, version))
     }
 
-    /// The ranks that have all rows of a bucket's weights together: whoever has a slice of one of its kind, or a shard.
-    fn share_rows(&self, bucket: BucketId) -> Group {
-        let weights = &self.plan.weights;
-        let experts = weights.bucket(bucket).expert;
-        let in_slices =
-            |layout: &WeightLayout| layout.is_in_slices() && layout.shard.expert.is_some() == experts;
-        match (experts, weights.layouts.iter().any(in_slices)) {
-            (true, false) => Group::ExpertShard,
-            (true, true) => Group::ExpertRows,
-            (false, true) => Group::World,
-            (false, false) => Group::Replica,
-        }
-    }
-
     /// `slot` must hold the amaxes of the bucket's masters at `version`, over all ranks if its scales need that.
     pub(super) fn amaxes(
         &self,
@@ -236,7 +222,7 @@ impl Run<'_> {
         version: Version,
         like: &str,
     ) -> Verdict<()> {
-        let alone = self.plan.weights.mesh.size(self.share_rows(bucket)) == 1;
+        let alone = self.plan.weights.mesh.size(self.plan.weights.all_rows(bucket)) == 1;
         let local_is_enough = alone || !self.plan.weights.bucket(bucket).format.needs_tensor_amax();
         let amax = self.slots.held(slot);
         let reduced = *amax == Held::ReducedAmax(bucket, version);
