@@ -58,6 +58,9 @@ pub(crate) struct Arguments {
     /// Training steps, at least one.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
+    /// Texts in one rank's batch.
+    #[arg(long, value_name = "TEXTS", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) batch: u32,
     /// Batches whose gradients are accumulated for each step of the optimizer, one session step each.
     #[arg(long, value_name = "BATCHES", default_value_t = 1, conflicts_with_all = ["tune", "cluster"],
         value_parser = clap::value_parser!(u32).range(1..=1024))]

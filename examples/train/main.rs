@@ -75,7 +75,7 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     let arguments = Arguments::parse();
     let settings = settings(&arguments)?;
     let steps_before = saving::steps_before(&arguments)?;
-    let config = Config::default().check()?;
+    let config = Config { batch: arguments.batch as usize, ..Config::default() }.check()?;
     let corpus = match arguments.text.as_slice() {
         [] => Corpus::of_repository(Path::new(env!("CARGO_MANIFEST_DIR")), config.sequence)?,
         text => Corpus::read(text, config.sequence)?,

@@ -77,7 +77,7 @@ fn the_example_of_a_loss_over_all_ranks_learns_and_has_the_losses_of_one_rank() 
 /// A divisor that counted ranks of a group, or a sum that left a part out, would be seen in the first steps.
 #[test]
 fn the_example_of_tensor_parallelism_has_the_losses_of_one_rank_on_every_mesh() {
-    let text = run("tensor_parallel", &["--steps", "12"]);
+    let text = run("tensor_parallel", &["--steps", "6"]);
     let apart: Vec<f32> = text
         .lines()
         .filter_map(|line| line.split("further from one rank than ").nth(1))
@@ -130,6 +130,8 @@ fn the_main_job_trains_traces_and_explains_itself() {
         "cpu",
         "--ranks",
         "2",
+        "--batch",
+        "1",
         "--steps",
         "4",
         "--check",
@@ -146,16 +148,19 @@ fn the_main_job_trains_traces_and_explains_itself() {
     assert_eq!(recorded.host.len(), 2, "a lane for each rank's thread is in the same file");
     assert!(recorded.host.iter().all(|lane| lane.spans > 0), "with spans, though first steps are not traced");
     assert!(std::fs::read_to_string(format!("{out}/loss.svg")).unwrap().contains("unigram entropy"));
-    let tuned = ["--device", "cpu", "--ranks", "1", "--steps", "7", "--tune", "6", "--out", out];
+    let tuned =
+        ["--device", "cpu", "--ranks", "1", "--batch", "1", "--steps", "7", "--tune", "6", "--out", out];
     says("train", &tuned, "tune.steps = 0");
-    let short = ["--device", "cpu", "--ranks", "1", "--steps", "2", "--trace", trace, "--out", out];
+    let short =
+        ["--device", "cpu", "--ranks", "1", "--batch", "1", "--steps", "2", "--trace", trace, "--out", out];
     let text = run("train", &short);
     for word in
         ["the trace will lack steps", "holds no training step", "bytes on 1 rank\n", "that of the last step"]
     {
         assert!(text.contains(word), "{word}: {text}");
     }
-    let mixed = ["--device", "cpu", "--ranks", "1", "--steps", "4", "--trace", trace, "--out", out];
+    let mixed =
+        ["--device", "cpu", "--ranks", "1", "--batch", "1", "--steps", "4", "--trace", trace, "--out", out];
     let text = run("train", &mixed);
     assert!(text.contains("holds only 2 training steps"), "{text}");
     let summary = warpweft_session::trace::Summary::read(std::fs::File::open(trace).unwrap()).unwrap();
@@ -170,8 +175,21 @@ fn the_main_job_trains_traces_and_explains_itself() {
     let alone = alone.args(["--plan", "--device", "cpu"]).env("WARPWEFT_TRACE__PATH", trace);
     assert!(alone.env("WARPWEFT_TRACE__ENABLED", "true").output().unwrap().status.success());
     assert!(std::fs::read(trace).unwrap() == before, "a plan alone leaves an older trace as it is");
-    let replicated =
-        ["--device", "cpu", "--ranks", "4", "--replicate", "2", "--steps", "2", "--check", "--out", out];
+    let replicated = [
+        "--device",
+        "cpu",
+        "--ranks",
+        "4",
+        "--replicate",
+        "2",
+        "--batch",
+        "1",
+        "--steps",
+        "2",
+        "--check",
+        "--out",
+        out,
+    ];
     let text = run("train", &replicated);
     for word in ["4 ranks (2 shards × 2 replicas)", "replicate = 2", "held-out text"] {
         assert!(text.contains(word), "{word}: {text}");
@@ -183,7 +201,9 @@ fn the_main_job_adds_up_gradients_with_the_same_losses_issued_and_captured() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (out, losses) = (path("out"), path("losses"));
-    let flags = ["--device", "cpu", "--ranks", "2", "--steps", "2", "--out", &out, "--losses", &losses];
+    let flags = [
+        "--device", "cpu", "--ranks", "2", "--batch", "1", "--steps", "2", "--out", &out, "--losses", &losses,
+    ];
     let train = |more: &[&str]| {
         let text = run("train", &[&flags[..], more].concat());
         assert!(text.contains("received per batch") || more.is_empty(), "{text}");
@@ -201,7 +221,9 @@ fn the_main_job_goes_on_from_parts_with_the_losses_of_a_run_that_was_not_interru
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (out, losses, runs) = (path("out"), path("losses"), path("runs"));
-    let flags = ["--device", "cpu", "--ranks", "2", "--steps", "3", "--out", &out, "--losses", &losses];
+    let flags = [
+        "--device", "cpu", "--ranks", "2", "--batch", "1", "--steps", "3", "--out", &out, "--losses", &losses,
+    ];
     let train = |more: &[&str]| {
         run("train", &[&flags[..], more].concat());
         std::fs::read_to_string(&losses).unwrap()
@@ -247,7 +269,8 @@ fn the_main_job_trains_beside_frozen_weights() {
     let (out, losses) = (folder.path().join("out"), folder.path().join("losses"));
     let (out, losses) = (out.to_str().unwrap(), losses.to_str().unwrap());
     let mlps = with_rules(folder.path(), "[[weights]]\nmatch = \"blocks.*.mlp.*\"\nfrozen = true\n");
-    let flags = ["--device", "cpu", "--ranks", "2", "--check", "--out", out, "--losses", losses, "--config"];
+    let flags = ["--device", "cpu", "--ranks", "2", "--batch", "2", "--check", "--out", out];
+    let flags = [&flags[..], &["--losses", losses, "--config"]].concat();
     let text = run("train", &[&flags[..], &[&mlps, "--steps", "8"]].concat());
     for line in ["match = \"blocks.*.mlp.*\"", "frozen = true", "held-out text"] {
         assert!(text.contains(line), "{line}: {text}");
@@ -304,6 +327,7 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     }
     assert!(refusal(&["--ranks", "65536", "--device", "cpu"]).contains("at most 64 train"));
     assert!(refusal(&["--steps", "0", "--device", "cpu"]).contains("--steps"));
+    assert!(refusal(&["--batch", "0", "--device", "cpu"]).contains("0 is not in 1..=1024"));
     let undivided = refusal(&["--ranks", "4", "--replicate", "3", "--device", "cpu"]);
     assert!(undivided.contains("4 ranks cannot hold 3 replicas"), "{undivided}");
     assert!(refusal(&["--device", "cpu", "--devices", "0"]).contains("leave one of them out"));
@@ -336,7 +360,8 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
 fn the_main_job_says_what_a_step_was_expected_to_take() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap();
-    let flags = ["--device", "cpu", "--ranks", "2", "--out", out, "--cluster", "h200x4", "--steps"];
+    let flags =
+        ["--device", "cpu", "--ranks", "2", "--batch", "1", "--out", out, "--cluster", "h200x4", "--steps"];
     let with = |steps| run("train", &[&flags[..], &[steps]].concat());
     let text = with("12");
     assert!(text.contains("ms on `h200x4`, measured "), "{text}");
@@ -358,7 +383,9 @@ fn the_main_job_goes_on_when_nobody_listens() {
         let output = job.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
-    unheard(&["--device", "cpu", "--ranks", "1", "--steps", "2", "--out", out, "--losses", file]);
+    unheard(&[
+        "--device", "cpu", "--ranks", "1", "--batch", "1", "--steps", "2", "--out", out, "--losses", file,
+    ]);
     assert_eq!(std::fs::read_to_string(losses).unwrap().lines().count(), 2);
     assert!(folder.path().join("loss.svg").exists());
     unheard(&["--device", "cpu", "--plan"]);
@@ -369,7 +396,7 @@ fn a_trace_that_cannot_be_written_at_the_end_takes_no_result_away() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let mut job = Command::new(example("train"));
-    job.args(["--device", "cpu", "--ranks", "1", "--steps", "8", "--out"]).arg(folder.path());
+    job.args(["--device", "cpu", "--ranks", "1", "--batch", "1", "--steps", "8", "--out"]).arg(folder.path());
     job.arg("--losses").arg(path("losses")).arg("--trace").arg(path("trace.json"));
     let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut told = BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -410,7 +437,8 @@ fn an_interrupt_ends_the_main_job_after_a_step_with_what_was_done() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let mut job = Command::new(example("train"));
-    job.args(["--device", "cpu", "--ranks", "1", "--steps", "1000000", "--out"]).arg(folder.path());
+    job.args(["--device", "cpu", "--ranks", "1", "--batch", "1", "--steps", "1000000", "--out"])
+        .arg(folder.path());
     job.arg("--losses").arg(path("losses")).arg("--trace").arg(path("trace.json"));
     let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut told = BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -478,6 +506,6 @@ fn the_main_job_says_which_variable_is_missing_where_it_trains_alone() {
 #[test]
 fn the_main_job_says_where_it_runs() {
     let folder = tempfile::tempdir().unwrap();
-    let text = run("train", &["--steps", "2", "--out", folder.path().to_str().unwrap()]);
+    let text = run("train", &["--batch", "1", "--steps", "2", "--out", folder.path().to_str().unwrap()]);
     assert!(text.contains("on the CPU, because ") || text.contains("ranks on GPU 0"), "{text}");
 }
