@@ -25,6 +25,13 @@ impl Draw {
         (self.next() % end as u64) as usize
     }
 
+    /// Any bytes.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for bytes in bytes.chunks_mut(8) {
+            bytes.copy_from_slice(&self.next().to_le_bytes()[..bytes.len()]);
+        }
+    }
+
     /// One in `count`.
     pub fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == 0

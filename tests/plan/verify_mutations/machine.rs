@@ -202,7 +202,8 @@ fn litter(rank: &Rank, plan: &StepPlan, bytes: usize, draw: &mut Draw) {
     let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
     let sums = resident.filter(|slot| is_sum(slot.content) && !plan.accumulation.continues());
     for region in sums.map(|slot| slot.region).chain([transient]) {
-        let bytes: Vec<u8> = (0..region.bytes).map(|_| draw.below(256) as u8).collect();
+        let mut bytes = vec![0; region.bytes];
+        draw.fill(&mut bytes);
         put(rank, region, &bytes);
     }
 }
