@@ -4,14 +4,14 @@
 //! written in every micro-batch, or staged, or left by an earlier step, and a call after the collective reads what came
 //! of it: so none is for nothing. Buffers have the sizes that a mesh requests, so a program fits no other.
 
-use warpweft_base::id::BufferId;
+use warpweft_base::id::{BufferId, WeightId};
 use warpweft_format::ElementType;
 use warpweft_plan::model::{
     Access, BufferSpec, Call, Collective, CollectiveKind, Counts, Gradient, Group, Lifetime, Mesh, Model,
-    Role, StepProgram,
+    Role, StepProgram, Use,
 };
 
-use super::{Draw, Ending, GROUPS, built, with_use};
+use super::{Draw, Ending, built, groups, with_use};
 
 /// Those of flat meshes first.
 pub(super) const KINDS: [CollectiveKind; 5] = [
@@ -82,12 +82,8 @@ impl<'p> Additions<'p> {
     fn collective(&mut self, number: usize, mesh: Mesh, of_any_kind: bool, draw: &mut Draw) {
         let reader = draw.below(self.calls.len());
         let before = draw.below(reader + 1);
-        let groups = match (mesh.tensor(), mesh.context()) {
-            (1, 1) => &[Group::World, Group::Shard, Group::Replicate][..],
-            _ => &GROUPS,
-        };
         let kinds = if of_any_kind { &KINDS[..] } else { &KINDS[..4] };
-        let (kind, group) = (draw.among(kinds), draw.among(groups));
+        let (kind, group) = (draw.among(kinds), draw.among(groups(mesh)));
         let ranks = mesh.size(group);
         let there: Vec<usize> =
             (0..self.buffers.len()).filter(|buffer| self.gives(*buffer, before, kind, ranks)).collect();
@@ -187,9 +183,13 @@ impl<'p> Additions<'p> {
                 program.collective(name, call.phase, collective).unwrap();
             }
             let mut added = program.call(&call.name, call.phase);
-            added = call.uses.iter().fold(added, |added, usage| with_use(added, *usage));
+            // By its number, as it may have another name in this model.
+            let here = |weight: WeightId| WeightId::at(weight.index());
+            for usage in &call.uses {
+                added = with_use(added, Use { weight: here(usage.weight), ..*usage });
+            }
             for Gradient { weight, element } in &call.gradients {
-                added = added.gradient_in(*weight, *element);
+                added = added.gradient_in(here(*weight), *element);
             }
             for access in &call.buffers {
                 added = added.accesses(access.buffer, access.access);

@@ -11,7 +11,7 @@ use warpweft_plan::model::{
 };
 
 use super::collective_calls::{Additions, Between};
-use super::{Draw, Ending, GROUPS};
+use super::{Draw, Ending, groups};
 
 /// The same program with one dispatch and up to two collectives that follow it.
 pub(super) fn with_dispatch(
@@ -21,11 +21,9 @@ pub(super) fn with_dispatch(
     draw: &mut Draw,
 ) -> StepProgram {
     let mut additions = Additions::none(program);
-    let groups: &[Group] = match (mesh.tensor(), mesh.context()) {
-        (1, 1) => &[Group::World, Group::Shard, Group::Replicate],
-        _ => &GROUPS,
-    };
-    let group = draw.among(groups);
+    // Where ranks share the experts, mostly to whose these are.
+    let to_experts = mesh.expert() > 1 && !draw.one_in(3);
+    let group = if to_experts { Group::Expert } else { draw.among(groups(mesh)) };
     let calls = program.calls();
     let closures: Vec<usize> = (0..calls.len()).filter(|call| calls[*call].collective.is_none()).collect();
     // Collectives of the program stay where they are, and none of them may go between a writer and its reader.

@@ -1,7 +1,7 @@
 //! Features of random programs and their plans, counted over a run.
 //!
-//! Law: a case that a suite counts on has a row here, or in `matrix_features` and `update_features`, so it
-//! cannot get lost when the generator changes.
+//! Law: a case that a suite counts on has a row here, or in `expert_features` and its like, so it cannot get lost when
+//! the generator changes.
 
 use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
@@ -22,7 +22,9 @@ use warpweft_session::config::Scaling;
 
 use super::collective_calls::KINDS;
 use super::row::Feature;
-use super::{FORMATS, GROUPS, Sample, matrix_features, scale_groups, slices, update_features};
+use super::{
+    FORMATS, GROUPS, Sample, expert_features, matrix_features, scale_groups, slices, update_features,
+};
 
 /// Does the configuration of a sample say so?
 type Chosen = fn(&Sample) -> bool;
@@ -298,7 +300,7 @@ pub fn features() -> Vec<Feature> {
         }
     }
     for kind in KINDS {
-        for group in GROUPS {
+        for group in GROUPS.into_iter().take(6) {
             let has = move |sample: &Sample, plan: &StepPlan| {
                 let of = |exchange: Collective| (exchange.kind, exchange.group) == (kind, group);
                 plan.weights.mesh.size(group) > 1 && exchanges(sample).any(of)
@@ -401,20 +403,6 @@ pub fn features() -> Vec<Feature> {
         };
         all.push((format!("gradients summed over the {over} group in levels"), Box::new(has)));
     }
-    for (copies, of) in [(false, "of which there is one copy"), (true, "of which there are copies")] {
-        let has = move |_: &Sample, plan: &StepPlan| {
-            let is_so = |layout: &WeightLayout| {
-                layout.shard.expert.is_some() && (plan.weights.mesh.size(layout.shard.copies()) > 1) == copies
-            };
-            plan.weights.layouts.iter().any(is_so)
-        };
-        all.push((format!("experts, {of}"), Box::new(has)));
-    }
-    let in_levels = |_: &Sample, plan: &StepPlan| {
-        let sums = |group| matches!(group, Some(Group::ExpertLevel(_)));
-        plan.tasks.iter().any(|task| sums(task.op.group()))
-    };
-    all.push(("gradients of experts summed in levels".into(), Box::new(in_levels)));
     for how in [
         TensorParallel::ColumnParallel,
         TensorParallel::RowParallel,
@@ -433,6 +421,7 @@ pub fn features() -> Vec<Feature> {
     let of_one_shard =
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
+    all.extend(expert_features::features());
     all.extend(matrix_features::features());
     all.extend(update_features::features());
     all.extend(scale_groups::features());

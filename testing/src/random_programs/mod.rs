@@ -7,6 +7,7 @@
 mod collective_calls;
 mod dispatch;
 mod draw;
+mod expert_features;
 mod experts;
 mod feature;
 mod matrices;
@@ -76,16 +77,37 @@ const DISPATCH: u64 = 1 << 52;
 /// Tells the draw of tensor parallelism from the others.
 const TENSOR: u64 = 1 << 54;
 
-/// Tells the draw of what experts are sharded over from the others. Ranks all have the same experts (`ep` is 1), so
-/// `Group::ExpertRows` is the world here.
+/// Tells the draw of what experts are sharded over from the others.
 const EXPERTS: u64 = 1 << 53;
+
+/// Tells the draw of which ranks share the experts from the others.
+const EXPERT_PARALLEL: u64 = 1 << 51;
 
 /// Tells the draw of who keeps optimizer state from the others.
 const SLICES: u64 = 1 << 47;
 
 /// The groups that collectives between calls may be among.
-const GROUPS: [Group; 6] =
-    [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor];
+const GROUPS: [Group; 10] = [
+    Group::World,
+    Group::Shard,
+    Group::Replicate,
+    Group::Replica,
+    Group::Context,
+    Group::Tensor,
+    Group::Expert,
+    Group::ExpertShard,
+    Group::ExpertReplica,
+    Group::ExpertRows,
+];
+
+/// Those of them that tell ranks of a mesh apart.
+fn groups(mesh: Mesh) -> &'static [Group] {
+    match (mesh.expert(), mesh.tensor(), mesh.context()) {
+        (1, 1, 1) => &GROUPS[..3],
+        (1, ..) => &GROUPS[..6],
+        _ => &GROUPS,
+    }
+}
 
 /// Tells the draw of which steps take a snapshot from the others.
 const SNAPSHOT: u64 = 1 << 56;
@@ -167,12 +189,22 @@ impl Sample {
         if of_any_kind && shards.is_multiple_of(2) {
             config.mesh.cp = tensor.among(&[1, 2]);
         }
+        let parallel = &mut Draw::new(mix(seed ^ EXPERT_PARALLEL));
+        let has_own_experts = of_any_kind && parallel.one_in(3);
+        if has_own_experts && (shards, config.mesh.tp) == (4, 1) {
+            // Else no mesh would have copies of an expert that each of four ranks has in parts.
+            config.mesh.dp_replicate = Some(4);
+        }
         let ranks = shards * config.mesh.tp * config.mesh.dp_replicate.unwrap_or(1);
+        let (mesh, levels) = (config.mesh_of(ranks).unwrap(), config.mesh.levels.unwrap_or_default());
+        let fits = experts::axes(mesh, levels, parallel);
+        if let Some((ep, ep_shard)) = fits.filter(|_| has_own_experts) {
+            (config.mesh.ep, config.mesh.ep_shard) = (ep, Some(ep_shard));
+            program = experts::with_own_experts(&program, config.mesh.tp, ending, parallel);
+        }
         let experts = &mut Draw::new(mix(seed ^ EXPERTS));
-        if of_any_kind && experts.one_in(3) {
-            let levels = config.mesh.levels.unwrap_or_default();
-            let fits = experts::shards(config.mesh_of(ranks).unwrap(), levels);
-            config.mesh.ep_shard = experts.of(&fits).copied();
+        if of_any_kind && config.mesh.ep == 1 && experts.one_in(3) {
+            config.mesh.ep_shard = experts.of(&experts::shards(mesh, levels, 1)).copied();
             if config.mesh.ep_shard.is_some() {
                 program = experts::with_experts(&program, config.mesh.tp, ending, experts);
             }

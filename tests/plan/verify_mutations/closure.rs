@@ -125,10 +125,10 @@ pub(crate) fn input(step: u32, rank: RankId, micro_batch: u32, name: &str, value
 
 /// What a rank has of the masters at the start.
 pub(crate) fn initial_rows(layout: &WeightLayout, rank: RankId) -> Vec<f32> {
-    let columns = layout.shard.whole().cols;
+    let (name, columns) = (layout.name_at(rank), layout.shard.whole().cols);
     let row = |row: usize| {
         let mut values = vec![0.0f32; columns];
-        initial(MasterRows { weight: &layout.name, first_row: row, columns }, &mut values);
+        initial(MasterRows { weight: &name, first_row: row, columns }, &mut values);
         values[layout.shard.columns_of(rank)].to_vec()
     };
     let rows = |Block { first, shape }: Block| first.rows..first.rows + shape.rows;

@@ -189,9 +189,11 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
             };
             (pairs.iter().any(odd), *group)
         }
-        Op::CollectiveCall(CollectiveCall { call, kind, group, .. }) => {
+        // Between the counts that it gives and those that it gets is no difference then either.
+        Op::CollectiveCall(CollectiveCall { call, kind, group, counts, .. }) => {
             let declared = plan.calls[call.index()].collective;
-            (declared.is_some_and(|exchange| exchange.kind != *kind), *group)
+            let said = (*kind, counts.map(|counts| counts.declared));
+            (declared.is_some_and(|exchange| (exchange.kind, exchange.counts) != said), *group)
         }
         Op::GradNorm(_) | Op::Adam(_) | Op::Prepare(_) | Op::Update(_) => {
             let of_rank = |slot: &SlotId| matches!(content(slot), Content::LocalGrad(_));

@@ -323,12 +323,13 @@ fn snapshot(rank: &Rank, plan: &StepPlan) -> Option<Vec<u8>> {
     Some(copies.collect::<Vec<_>>().concat())
 }
 
-/// Bits of every weight's master, whole: of what its owners left after `plan`. None of a weight that is its planes
-/// alone.
+/// Bits of every weight's master, whole: of what its owners left after `plan`; once for each expert in its place. None
+/// of a weight that is its planes alone.
 pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
     let weights =
         plan.weights.layouts.iter().enumerate().map(|(number, layout)| (WeightId::at(number), layout));
-    let whole = |(weight, layout): (WeightId, &WeightLayout)| {
+    let places = weights.flat_map(|of| of.1.places().map(move |place| (of, place)));
+    let whole = |((weight, layout), expert): ((WeightId, &WeightLayout), RankId)| {
         if layout.is_planes_alone() {
             return Vec::new();
         }
@@ -336,7 +337,8 @@ pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
         let mesh = plan.weights.mesh;
         let mut bits = vec![0; layout.shard.whole().elements()];
         let is_first = |rank: &RankId| mesh.position(*rank, layout.shard.copies()) == 0;
-        for rank in mesh.iter().filter(|rank| layout.is_in_slices() || is_first(rank)) {
+        let with_it = mesh.iter().filter(|rank| layout.place_of(*rank) == expert);
+        for rank in with_it.filter(|rank| layout.is_in_slices() || is_first(rank)) {
             let values: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank.index()][place]);
             let rows = layout
                 .shard
@@ -349,5 +351,5 @@ pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
         }
         bits
     };
-    weights.map(whole).collect()
+    places.map(whole).collect()
 }

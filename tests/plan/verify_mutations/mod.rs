@@ -84,7 +84,7 @@ fn every_harmful_mutant_is_refused() {
     let mut caught: BTreeMap<(Edit, Harm), usize> = BTreeMap::new();
     let mut conservative: BTreeMap<Class, usize> = BTreeMap::new();
     let (mut accepted, mut harmful, mut plans) = (0, 0, 0);
-    let (mut of_rules, mut of_exchanges, mut of_rounds) = (0, 0, 0);
+    let (mut of_rules, mut of_exchanges, mut of_rounds, mut of_experts) = (0, 0, 0, 0);
     for (seed, _, _, plan) in samples(0) {
         if harmful >= wanted() {
             break;
@@ -106,6 +106,7 @@ fn every_harmful_mutant_is_refused() {
                     of_rules += usize::from(updates(&mutant) != updates(&plan));
                     of_exchanges += usize::from(exchanges(&mutant) != exchanges(&plan));
                     of_rounds += usize::from(rounds(&mutant) != rounds(&plan));
+                    of_experts += usize::from(has_own_experts(&plan));
                 }
                 (Some(harm), Ok(_)) => panic!("seed {seed}: {edit:?} does harm ({harm:?}) and is accepted"),
                 (None, Err(error)) => {
@@ -118,7 +119,7 @@ fn every_harmful_mutant_is_refused() {
         }
     }
     println!(
-        "{plans} plans; {harmful} harmful mutants, {of_rules} of rules of updates, {of_exchanges} of exchanges and {of_rounds} of rounds of matrices, all refused:"
+        "{plans} plans; {harmful} harmful mutants, {of_rules} of rules of updates, {of_exchanges} of exchanges and {of_rounds} of rounds of matrices, {of_experts} where ranks share the experts, all refused:"
     );
     for edit in Edit::ALL {
         let of = |((_, harm), count): (&(Edit, Harm), &usize)| format!("{harm:?} {count}");
@@ -133,9 +134,15 @@ fn every_harmful_mutant_is_refused() {
     assert!(of_rules >= wanted() / 20, "{of_rules}");
     assert!(of_exchanges >= wanted() / 20, "{of_exchanges}");
     assert!(of_rounds >= wanted() / 20, "{of_rounds}");
+    assert!(of_experts >= wanted() / 20, "{of_experts}");
     for harm in [Harm::Space, Harm::Deadlock, Harm::Race, Harm::Content] {
         assert!(caught.keys().any(|(_, other)| *other == harm), "{harm:?} never came up");
     }
+}
+
+/// Do ranks have other experts than others?
+fn has_own_experts(plan: &StepPlan) -> bool {
+    plan.weights.layouts.iter().any(|layout| layout.shard.expert > Some(1))
 }
 
 /// What a plan says of some tasks: each with its lane and how many fences it waits for.

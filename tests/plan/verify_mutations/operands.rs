@@ -8,10 +8,10 @@ use warpweft_plan::layout::{ArenaLayout, Content, Slot};
 use warpweft_plan::model::{Access, CollectiveKind, Group};
 use warpweft_plan::op::{
     Accumulate, Adam, AdamOperand, AllGather, AllReduce, Assemble, ClearFault, CollectiveCall, Compute,
-    DelayedScale, Dequantize, DequantizePart, ExchangeGradient, ExchangeRows, FusedScale, GatherChunk,
-    GradNorm, MasterOperand, Op, Operand, OperandRole, PartialAmax, PartialCast, Prepare, PrepareOperand,
-    RecordAmax, ReduceScatter, Reduction, SumGradient, SumPart, SumTarget, Transform, Transpose, Update,
-    UpdateOperand,
+    CountSlots, DelayedScale, Dequantize, DequantizePart, ExchangeGradient, ExchangeRows, FusedScale,
+    GatherChunk, GradNorm, MasterOperand, Op, Operand, OperandRole, PartialAmax, PartialCast, Prepare,
+    PrepareOperand, RecordAmax, ReduceScatter, Reduction, SumGradient, SumPart, SumTarget, Transform,
+    Transpose, Update, UpdateOperand,
 };
 use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::{renumber_collectives, restate_what_is_received};
@@ -139,6 +139,9 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
     let groups: Vec<Group> = plan.weights.mesh.groups().collect();
     match &mut plan.tasks[task].op {
         Op::Compute(Compute { call, .. }) => *call = *draw.of(&calls)?,
+        Op::CollectiveCall(CollectiveCall { counts: counts @ Some(_), .. }) if draw.one_in(2) => {
+            change_counts(counts, draw)?;
+        }
         Op::CollectiveCall(CollectiveCall { call, kind, group, from, to, .. }) => match draw.below(4) {
             0 => *call = *draw.of(&calls)?,
             1 => {
@@ -264,6 +267,22 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
         }
     }
     restate_what_is_received(plan, task);
+    Some(())
+}
+
+/// Counts that nobody brings, those of the other way, none at all, or slots of another size.
+fn change_counts(counts: &mut Option<CountSlots>, draw: &mut Draw) -> Option<()> {
+    let CountSlots { given, taken, declared } = counts.as_mut()?;
+    match draw.below(4) {
+        // To bring them once more would be no other thing.
+        0 if !declared.known => declared.known = true,
+        1 => {
+            std::mem::swap(given, taken);
+            std::mem::swap(&mut declared.given, &mut declared.taken);
+        }
+        2 => *counts = None,
+        _ => declared.capacity += 1,
+    }
     Some(())
 }
 

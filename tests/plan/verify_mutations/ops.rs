@@ -172,10 +172,11 @@ impl Memory<'_> {
                     self.put(op.to, wanted, self.among(op.group, (name, op.kind), self.read(op.from)));
                     return;
                 };
-                // Rows are moved by the counts of both sides, which a dispatch makes known to the other.
+                // Rows are moved by the counts of both sides, which a dispatch makes known to the other, out of slots
+                // of the capacity.
                 let counts = self.among(op.group, (name, "counts"), self.read(given));
                 let both = (self.read(given), if declared.known { self.read(taken) } else { counts });
-                let rows = Cell::of((self.read(op.from), both));
+                let rows = Cell::of((self.read(op.from), declared.capacity, both));
                 self.put(op.to, wanted, self.among(op.group, (name, op.kind), rows));
                 if !declared.known {
                     let wanted = exchange.and_then(|exchange| exchange.counts);

@@ -27,7 +27,7 @@ use super::tensor_parts as parts;
 /// What came of some steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
-    /// Bits of every weight's master.
+    /// Bits of every weight's master, in the order of [`names`].
     pub(crate) masters: Vec<Vec<u32>>,
     /// Bits of what is kept beside each: two moments, or as many lists as the optimizer has.
     pub(crate) lists: Vec<[Vec<u32>; 2]>,
@@ -46,6 +46,13 @@ type Outputs = HashMap<String, Vec<u32>>;
 /// Gradients of one weight, in program order: step, micro-batch and values.
 type Gradients = Vec<(u32, u32, Vec<f32>)>;
 
+/// Every weight of a model, once for each of the ranks that have other experts in its place: the n-th is that of the
+/// ranks whose numbers leave n.
+type Parameters = Vec<Vec<Parameter>>;
+
+/// Every sharded weight as a rank reads it.
+type Stored = Vec<Option<Quantized>>;
+
 /// Is it a program that this trainer can run? It keeps its state in f32 and its scales current.
 pub(crate) fn is_plain(sample: &Sample) -> bool {
     let config = &sample.config;
@@ -57,23 +64,20 @@ pub(crate) fn is_plain(sample: &Sample) -> bool {
 /// steps of the program.
 pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
     let model = sample.program.model();
-    let mut parameters: Vec<Parameter> = model
-        .weights()
-        .iter()
-        .map(|spec| {
-            let mut master = vec![0.0; spec.shape.elements()];
-            closure::initial(MasterRows::from_the_first(&spec.name, spec.shape.cols), &mut master);
-            let kept = if spec.frozen { 0 } else { sample.config.optimizer.custom_states.unwrap_or(2) };
-            let lists = [0, 1].map(|list| vec![0.0; if list < kept { master.len() } else { 0 }]);
-            Parameter { master, lists }
-        })
-        .collect();
+    let begun = |spec: &WeightSpec, name: String| {
+        let mut master = vec![0.0; spec.shape.elements()];
+        closure::initial(MasterRows::from_the_first(&name, spec.shape.cols), &mut master);
+        let kept = if spec.frozen { 0 } else { sample.config.optimizer.custom_states.unwrap_or(2) };
+        let lists = [0, 1].map(|list| vec![0.0; if list < kept { master.len() } else { 0 }]);
+        Parameter { master, lists }
+    };
+    let of_places = |spec: &WeightSpec| names_of(sample, spec).map(|name| begun(spec, name)).collect();
+    let mut parameters: Parameters = model.weights().iter().map(of_places).collect();
     let mut memories: Vec<Buffers> = (0..sample.ranks).map(|_| carried(sample)).collect();
     let mut outcome = Outcome::default();
     let mut step = 0;
     for (number, added) in sums.iter().copied().enumerate() {
-        let stored: Vec<_> =
-            (0..sample.mesh().tensor()).map(|part| stored(sample, &parameters, part as usize)).collect();
+        let stored: Vec<_> = (0..unlike(sample)).map(|rank| stored(sample, &parameters, rank)).collect();
         let mut gradients = vec![vec![Gradients::new(); model.weights().len()]; memories.len()];
         for _ in 0..added {
             let of_step = one_step(sample, step, (&stored, &parameters), &mut memories, &mut gradients);
@@ -85,8 +89,13 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
             let custom_states = sample.config.optimizer.custom_states;
             let trained =
                 parameters.iter_mut().enumerate().filter(|(number, _)| !model.weights()[*number].frozen);
-            for (number, parameter) in trained {
-                let of: Vec<&Gradients> = gradients.iter().map(|rank| &rank[number]).collect();
+            let trained = trained.flat_map(|(number, of_places)| {
+                let ep = of_places.len();
+                of_places.iter_mut().enumerate().map(move |(place, parameter)| (number, place, ep, parameter))
+            });
+            for (number, place, ep, parameter) in trained {
+                let with_it = gradients.iter().skip(place).step_by(ep);
+                let of: Vec<&Gradients> = with_it.map(|rank| &rank[number]).collect();
                 let group = model.weights()[number].parameters;
                 let mut gradient = mean(sample, WeightId::at(number), &of);
                 let undone = 1.0 / added as f32;
@@ -108,12 +117,13 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
         }
     }
     let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-    let masters = model.weights().iter().zip(&parameters).map(|(spec, parameter)| {
+    let masters = model.weights().iter().zip(&parameters).flat_map(|(spec, of_places)| {
         let has_master = !spec.frozen || spec.placement == Placement::Replicated;
-        if has_master { bits(&parameter.master) } else { Vec::new() }
+        of_places.iter().map(move |it| if has_master { bits(&it.master) } else { Vec::new() })
     });
     outcome.masters = masters.collect();
-    outcome.lists = parameters.iter().map(|parameter| parameter.lists.each_ref().map(bits)).collect();
+    outcome.lists =
+        parameters.iter().flatten().map(|parameter| parameter.lists.each_ref().map(bits)).collect();
     for (number, spec) in sample.program.buffers().iter().enumerate() {
         if spec.lifetime == Lifetime::Carried && spec.role != Role::Input {
             let of = |memory: &Buffers| memory[&BufferId::at(number)].clone();
@@ -132,19 +142,49 @@ fn carried(sample: &Sample) -> Buffers {
         .collect()
 }
 
-/// Every sharded weight as it would be stored on ranks with this tensor-parallel part, in all orientations the format
-/// has.
-fn stored(sample: &Sample, parameters: &[Parameter], part: usize) -> Vec<Option<Quantized>> {
+/// What the weights of a model are called in files: of those of experts one name for each expert, in the order of the
+/// ranks that have them.
+pub(crate) fn names(sample: &Sample) -> Vec<String> {
+    sample.program.model().weights().iter().flat_map(|spec| names_of(sample, spec)).collect()
+}
+
+/// Those of one weight. Where each of several ranks has n experts of a layer, the k-th of the e-th rank is that of
+/// number e · n + k.
+fn names_of(sample: &Sample, spec: &WeightSpec) -> impl Iterator<Item = String> {
+    let ep = if spec.expert { sample.mesh().expert() } else { 1 };
+    let in_layer = |name: &str| {
+        let (layer, rest) = name.split_once(".experts.")?;
+        Some((layer.to_owned(), rest.split_once('.')?.0.parse::<u32>().unwrap()))
+    };
+    let found = in_layer(&spec.name).filter(|_| ep > 1);
+    let of_rank = sample.program.model().weights().iter().filter(|other| {
+        other.expert && in_layer(&other.name).map(|of| of.0) == found.as_ref().map(|of| of.0.clone())
+    });
+    let (of_rank, name) = (of_rank.count() as u32, spec.name.clone());
+    (0..ep).map(move |rank| match &found {
+        Some((layer, number)) => format!("{layer}.experts.{}.w", rank * of_rank + number),
+        None => name.clone(),
+    })
+}
+
+/// How many ranks in a row read other weights: parts of them, or other experts.
+fn unlike(sample: &Sample) -> usize {
+    let (tensor, ep) = (sample.mesh().tensor() as usize, sample.mesh().expert() as usize);
+    (tensor..).step_by(tensor).find(|ranks| ranks.is_multiple_of(ep)).unwrap()
+}
+
+/// Every sharded weight as it would be stored on a rank, in all orientations the format has.
+fn stored(sample: &Sample, parameters: &Parameters, rank: usize) -> Stored {
     let weights = sample.program.model().weights().iter();
     let ranks = sample.mesh().tensor() as usize;
     weights
         .zip(parameters)
         .map(|(spec, parameter)| {
-            let whole =
-                || quantize(spec.format, Directions::Both, Via::Bf16, spec.shape, &parameter.master).unwrap();
-            let of_part = |of| parts::quantized(spec, &parameter.master, of, amax(sample, parameters, spec));
+            let master = &of_rank(parameter, rank).master;
+            let whole = || quantize(spec.format, Directions::Both, Via::Bf16, spec.shape, master).unwrap();
+            let of_part = |of| parts::quantized(spec, master, of, amax(sample, parameters, spec, rank));
             let of_rank = || match (parts::is_cut(spec) && ranks > 1, &spec.scale_group) {
-                (true, _) => of_part((part, ranks)),
+                (true, _) => of_part((rank % ranks, ranks)),
                 (false, Some(_)) if spec.format.needs_tensor_amax() => of_part((0, 1)),
                 (false, _) => whole(),
             };
@@ -153,14 +193,19 @@ fn stored(sample: &Sample, parameters: &[Parameter], part: usize) -> Vec<Option<
         .collect()
 }
 
-/// The largest magnitude of a weight, and of all that share its scale.
-fn amax(sample: &Sample, parameters: &[Parameter], spec: &WeightSpec) -> f32 {
+/// What a rank has of a weight.
+fn of_rank(parameter: &[Parameter], rank: usize) -> &Parameter {
+    &parameter[rank % parameter.len()]
+}
+
+/// The largest magnitude of what a rank has of a weight, and of all that share its scale.
+fn amax(sample: &Sample, parameters: &Parameters, spec: &WeightSpec, rank: usize) -> f32 {
     let weights = sample.program.model().weights();
     let shares = |other: &WeightSpec| {
         other.name == spec.name || spec.scale_group.is_some() && other.scale_group == spec.scale_group
     };
     let of_all = weights.iter().zip(parameters).filter(|(other, _)| shares(other));
-    let values = of_all.flat_map(|(_, parameter)| &parameter.master);
+    let values = of_all.flat_map(|(_, parameter)| &of_rank(parameter, rank).master);
     values.fold(0.0, |amax, value| amax.max(Via::Bf16.round(spec.format, *value).abs()))
 }
 
@@ -169,7 +214,7 @@ fn amax(sample: &Sample, parameters: &[Parameter], spec: &WeightSpec) -> f32 {
 fn one_step(
     sample: &Sample,
     step: u32,
-    weights: (&[Vec<Option<Quantized>>], &[Parameter]),
+    weights: (&[Stored], &Parameters),
     memories: &mut [Buffers],
     gradients: &mut [Vec<Gradients>],
 ) -> Vec<Outputs> {
@@ -213,17 +258,17 @@ fn one_call(
     sample: &Sample,
     call: &Call,
     rank: RankId,
-    (stored, parameters): (&[Vec<Option<Quantized>>], &[Parameter]),
+    (stored, parameters): (&[Stored], &Parameters),
     memory: &mut Buffers,
 ) -> Vec<(WeightId, Vec<f32>)> {
     let tensor = sample.mesh().tensor() as usize;
-    let stored = &stored[rank.index() % tensor];
+    let stored = &stored[rank.index() % stored.len()];
     let (program, model) = (&sample.program, sample.program.model());
     let mut digest = Digest::new(&call.name, rank);
     for usage in &call.uses {
         let number = usage.weight.index();
         match &stored[number] {
-            None => digest.bytes(bytemuck::cast_slice(&parameters[number].master)),
+            None => digest.bytes(bytemuck::cast_slice(&of_rank(&parameters[number], rank.index()).master)),
             Some(weight) => read(&mut digest, weight, usage.orientation, usage.form, || {
                 has_tensor_scale(model, usage.weight)
             }),
@@ -358,7 +403,9 @@ fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
     values.reduce(add).unwrap()
 }
 
-/// The mean over ranks and micro-batches of one weight's gradients, given per rank; those of several steps added up.
+/// The mean over ranks and micro-batches of one weight's gradients, given per rank that has the weight; those of
+/// several steps added up. Gradients of an expert are of the tokens of all ranks, which are counted whether they have
+/// it or not.
 fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     let (mesh, spec) = (sample.mesh(), sample.program.model().weight(weight).unwrap());
     let tensor = mesh.tensor() as usize;
@@ -372,7 +419,7 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     // Ranks of a tensor-parallel group count as one, or each has counted all of its tokens.
     let alike = spec.tensor == Some(TensorParallel::AlikeTokens);
     let counted = if alike { sample.ranks } else { sample.ranks / mesh.tensor() };
-    mean_of(sample, weight, ranks, counted, 1)
+    mean_of(sample, weight, ranks, counted, if spec.expert { mesh.expert() } else { 1 })
 }
 
 /// The same of one part of a weight, or of one that is not cut: of ranks that are `apart` from each other, whose sum
@@ -403,7 +450,7 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
         ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
     let mesh = sample.mesh();
     let over = match sample.program.model().weight(weight).unwrap().expert && mesh.has_experts() {
-        true => mesh.expert_shards(),
+        true => mesh.expert() * mesh.expert_shards(),
         false => mesh.shards() * mesh.tensor(),
     };
     let of_replica = over / apart;

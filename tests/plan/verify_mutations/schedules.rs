@@ -48,8 +48,10 @@ fn the_parts_of_a_sum_leave_the_masters_of_a_trainer_that_adds_the_same_gradient
     let accumulating = samples(7 << 32).filter(|(_, sample, ..)| sample.program.is_accumulating());
     let mut left = programs;
     // Where a collective sums, it does so in rank order, and the trainer in the levels of the mesh.
-    let sums_alike =
-        |sample: &Sample| sample.reduce == Reduce::Ordered || sample.mesh().depth(Group::Replica) == 1;
+    let is_flat = |sample: &Sample| {
+        [Group::Replica, Group::ExpertShard].map(|over| sample.mesh().depth(over)) == [1; 2]
+    };
+    let sums_alike = |sample: &Sample| sample.reduce == Reduce::Ordered || is_flat(sample);
     for (seed, sample, prologue, _) in
         accumulating.filter(|(_, sample, ..)| is_plain(sample) && sums_alike(sample))
     {

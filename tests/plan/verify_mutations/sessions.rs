@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use warpweft_base::id::RankId;
+use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::Role;
 use warpweft_plan::policy::Reduce;
 use warpweft_session::checkpoint::Carried;
@@ -56,12 +57,15 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
     }
     let state = session.export().await.unwrap();
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
-    outcome.masters = state.weights.iter().map(|weight| bits(&weight.master)).collect();
-    outcome.lists = state
-        .weights
-        .iter()
-        .map(|weight| [0, 1].map(|list| bits(weight.states.get(list).map_or(&[][..], Vec::as_slice))))
-        .collect();
+    // In files experts of one layer stand together.
+    let names = reference::names(sample);
+    assert_eq!(state.weights.len(), names.len());
+    for name in names {
+        let weight = state.weights.iter().find(|weight| weight.name == name).unwrap();
+        outcome.masters.push(bits(&weight.master));
+        let list = |list| bits(weight.states.get(list).map_or(&[][..], Vec::as_slice));
+        outcome.lists.push([0, 1].map(list));
+    }
     if let Carried::Buffers(buffers) = state.carried {
         for buffer in buffers {
             if of_role(Role::Input).all(|spec| spec.name != buffer.name) {
@@ -78,6 +82,7 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
 #[test]
 fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
     let (programs, mut accumulating, mut by_rules, mut whole, mut exchanging) = (wanted() / 25, 0, 0, 0, 0);
+    let mut of_experts = 0;
     // A budget that was found for plans of another kind, or for some of them alone, is none for a session's.
     let starts =
         |sample: &Sample| sample.reduce == Reduce::Ordered && sample.parts().all(|part| part.plans().is_ok());
@@ -98,14 +103,17 @@ fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
             sample.program.model().weights().iter().any(|spec| !spec.frozen && spec.parameters.whole_matrix);
         whole += usize::from(by_rule && by_matrices);
         exchanging += usize::from(sample.program.calls().iter().any(|call| call.collective.is_some()));
+        let is_of_expert = |layout: &WeightLayout| layout.shard.expert > Some(1);
+        of_experts += usize::from(sample.weights().layouts.iter().any(is_of_expert));
         let found = within_a_minute(async move { outcome(&sample, config).await });
         assert_eq!(found, expected, "seed {seed}, {capture:?}");
     }
     println!(
-        "{programs} random programs, {accumulating} of which add gradients of several steps, {by_rules} of which are trained by a custom optimizer, {whole} of these by whole matrices, and {exchanging} of which exchange buffers: the bits of an unsharded trainer"
+        "{programs} random programs, {accumulating} of which add gradients of several steps, {by_rules} of which are trained by a custom optimizer, {whole} of these by whole matrices, {exchanging} of which exchange buffers, and {of_experts} of which share the experts among ranks: the bits of an unsharded trainer"
     );
     assert!(accumulating > programs / 20, "{accumulating}");
     assert!(by_rules > programs / 20, "{by_rules}");
     assert!(whole > programs / 20, "{whole}");
     assert!(exchanging > programs / 20, "{exchanging}");
+    assert!(of_experts > programs / 20, "{of_experts}");
 }

@@ -56,7 +56,7 @@ use super::super::{
 ///   micro_batches            micro-batches of a step (1)
 ///   math                     that of calls that name none (f32)
 ///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group,
-///                            frozen (false)
+///                            frozen (false), expert_parallel (false)
 ///   [[buffer]]               name, elements; element (f32), role ("internal"), lifetime ("step")
 ///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients
 ///                            (f32), gradients_bf16, reads, writes, updates; flops, bytes, math,
@@ -65,7 +65,11 @@ use super::super::{
 ///                            collective ("all_gather", "reduce_scatter", "all_to_all", "sum",
 ///                            "max") of the buffer it reads into the one it writes, among
 ///                            ("world", "shard", "replicate", "replica", "context", "tensor",
-///                            "expert", "expert_shard", "expert_replica", "expert_rows")
+///                            "expert", "expert_shard", "expert_replica", "expert_rows"); with
+///                            capacity, rows of a slot, an all-to-all reads rows and their counts
+///                            and writes both, of which filled (100) percent are filled for prices;
+///                            back or again, in the place of collective, is the name of such a
+///                            call, by whose counts rows go back or the same way again
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///

@@ -88,6 +88,37 @@ fn a_list_of_calls_is_planned_simulated_and_tuned_like_a_decoder() {
 }
 
 #[test]
+fn a_list_with_a_dispatch_is_planned_for_full_slots_and_simulated_for_what_is_filled() {
+    let folder = folder();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let layer = include_str!("../../../../examples/mixture_of_experts/layer.toml");
+    let full = layer.replace("filled = 25", "filled = 100");
+    assert_ne!(full, layer);
+    write("layer.toml", layer);
+    write("full.toml", &full);
+    // Fingerprints are of all that a program says.
+    let tasks = |name: &str| {
+        let text = said(folder.path(), &format!("plan {name} --ranks 4 --mesh ep=4 --tasks"));
+        text.split_once('\n').unwrap().1.to_owned()
+    };
+    let found = tasks("layer.toml");
+    for name in ["dispatch", "combine", "backward of the combine", "backward of the dispatch"] {
+        let is_it =
+            |line: &str| line.contains("collective call   expert ") && line.contains(&format!("  {name}  "));
+        assert!(found.lines().any(is_it), "{name}: {found}");
+    }
+    assert_eq!(found, tasks("full.toml"));
+    let step = |name: &str| {
+        let text = said(folder.path(), &format!("simulate {name} --cluster h200x4 --ranks 4 --mesh ep=4"));
+        let step = text.lines().find(|line| line.starts_with("step")).unwrap().to_owned();
+        let words: Vec<&str> = step.split_whitespace().collect();
+        assert!(words[2].starts_with("ms"), "{step}");
+        words[1].parse::<f64>().unwrap()
+    };
+    assert!(step("layer.toml") < 0.9 * step("full.toml"));
+}
+
+#[test]
 fn a_list_with_collectives_is_planned_and_simulated_for_as_many_ranks_as_its_sizes_say() {
     let folder = folder();
     let towers = include_str!("../../../../examples/simulate/two-towers.toml");

@@ -13,12 +13,17 @@ use warpweft_base::errors::listed;
 use warpweft_base::id::{BufferId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::model::{
-    Access, BufferSpec, CostHint, DeclareError, Model, ModelBuilder, Placement, ProgramBuilder, StepProgram,
-    WeightSpec,
+    Access, BufferSpec, Collective, CostHint, DeclareError, Model, ModelBuilder, Placement, ProgramBuilder,
+    StepProgram, WeightSpec,
 };
 
-/// Buffers by name.
-type Buffers = BTreeMap<String, BufferId>;
+/// What calls of a list name.
+#[derive(Default)]
+pub(super) struct Named {
+    buffers: BTreeMap<String, BufferId>,
+    /// All-to-alls that brought counts.
+    pub(super) dispatches: BTreeMap<String, Collective>,
+}
 
 impl CallList {
     /// The weights, in the formats that the file names.
@@ -56,17 +61,17 @@ impl CallList {
         program
             .micro_batches(self.file.micro_batches.unwrap_or(1))
             .map_err(self.at("micro_batches".to_owned()))?;
-        let mut buffers = Buffers::new();
+        let mut named = Named::default();
         for (item, buffer) in self.file.buffers.iter().enumerate() {
             for number in numbers(buffer.numbers) {
                 let spec = spec(buffer, number);
                 let name = spec.name.clone();
-                buffers.insert(name, program.buffer(spec).map_err(self.at(format!("buffer.{item}")))?);
+                named.buffers.insert(name, program.buffer(spec).map_err(self.at(format!("buffer.{item}")))?);
             }
         }
         for (item, call) in self.file.calls.iter().enumerate() {
             for number in numbers(call.numbers) {
-                self.call(&mut program, &buffers, item, call, number)?;
+                self.call(&mut program, &mut named, item, call, number)?;
             }
         }
         let writes = |call: &CallItem| !call.gradients.is_empty() || !call.gradients_bf16.is_empty();
@@ -90,13 +95,14 @@ impl CallList {
         let name = numbered(&weight.name, number);
         let mut spec = WeightSpec::sharded(&name, weight.rows, weight.cols, format);
         (spec.placement, spec.reuse, spec.frozen) = (placement, weight.reuse, weight.frozen);
+        spec.expert = weight.expert_parallel;
         model.add(spec).map_err(self.at(format!("weight.{item}")))
     }
 
     fn call(
         &self,
         program: &mut ProgramBuilder,
-        buffers: &Buffers,
+        named: &mut Named,
         item: usize,
         call: &CallItem,
         number: Option<u32>,
@@ -128,14 +134,20 @@ impl CallList {
         for (of, names, access) in lists {
             for name in names {
                 let name = numbered(name, number);
-                let buffer = buffers.get(&name).copied();
-                let buffer = buffer.ok_or_else(|| unknown(name, buffers)).map_err(self.at(key(of)))?;
+                let buffer = named.buffers.get(&name).copied();
+                let refused = || unknown("buffer", name, named.buffers.keys());
+                let buffer = buffer.ok_or_else(refused).map_err(self.at(key(of)))?;
                 accesses.push((buffer, access));
             }
         }
-        if let Some(collective) = self.collective(item, call, &accesses)? {
-            let added = program.collective(&numbered(&call.name, number), call.phase.into(), collective);
-            return added.map(drop).map_err(self.at(format!("call.{item}")));
+        if let Some(collective) = self.collective(item, (call, number), &accesses, named)? {
+            let name = numbered(&call.name, number);
+            let added = program.collective(&name, call.phase.into(), collective);
+            added.map_err(self.at(format!("call.{item}")))?;
+            if collective.counts.is_some_and(|counts| !counts.known) {
+                named.dispatches.insert(name, collective);
+            }
+            return Ok(());
         }
         let usual = call.part.math.unwrap_or(self.file.math);
         let cost = |part: &PartItem| {
@@ -163,7 +175,7 @@ impl CallList {
     }
 
     /// What the declaration refused, with the key that requested it.
-    fn at(&self, key: String) -> impl Fn(DeclareError) -> ConfigError {
+    pub(super) fn at(&self, key: String) -> impl Fn(DeclareError) -> ConfigError {
         let origin = self.document.origin_near(&key);
         move |source| ConfigError::Declaration {
             key: key.clone(),
@@ -183,7 +195,11 @@ fn spec(buffer: &BufferItem, number: Option<u32>) -> BufferSpec {
     }
 }
 
-fn unknown(name: String, buffers: &Buffers) -> DeclareError {
-    let declared = listed("", buffers.keys());
-    DeclareError::Unknown { kind: "buffer", name, declared }
+/// Nothing of this name was declared before.
+pub(super) fn unknown<'n>(
+    kind: &'static str,
+    name: String,
+    declared: impl Iterator<Item = &'n String>,
+) -> DeclareError {
+    DeclareError::Unknown { kind, name, declared: listed("", declared) }
 }

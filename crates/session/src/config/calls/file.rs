@@ -38,6 +38,8 @@ pub(super) struct WeightItem {
     pub(super) group: Option<String>,
     #[serde(default)]
     pub(super) frozen: bool,
+    #[serde(default)]
+    pub(super) expert_parallel: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -79,6 +81,10 @@ pub(super) struct CallItem {
     pub(super) dynamic: bool,
     pub(super) collective: Option<Given>,
     pub(super) among: Option<Ranks>,
+    pub(super) capacity: Option<usize>,
+    pub(super) filled: Option<u8>,
+    pub(super) back: Option<String>,
+    pub(super) again: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -192,6 +198,7 @@ impl Rules for File {
         optional("weight.#.reuse", REUSE),
         optional("weight.#.group", Takes::Text),
         optional("weight.#.frozen", Takes::Switch),
+        optional("weight.#.expert_parallel", Takes::Switch),
         optional("buffer", Takes::Tables),
         of_each("buffer.#.name", Takes::Text),
         optional("buffer.#.numbers", Takes::FirstAndLast),
@@ -242,5 +249,9 @@ impl Rules for File {
                 "expert_rows",
             ]),
         ),
+        optional("call.#.capacity", Takes::Count(1, LARGEST)),
+        optional("call.#.filled", Takes::Count(1, 100)),
+        optional("call.#.back", Takes::Text),
+        optional("call.#.again", Takes::Text),
     ];
 }

@@ -16,6 +16,7 @@
 //! | | `format`, `placement`, `reuse` | `bf16`; or replicated, then f32; whether its planes are kept |
 //! | | `group` | weights of one group travel together |
 //! | | `frozen` | `true`: it does not train, and gradients that calls list of it are left out |
+//! | | `expert_parallel` | `true`: it is of one of a rank's own experts |
 //! | `[[buffer]]` | `name`, `elements`, `element` | f32 when left out |
 //! | | `role`, `lifetime` | `internal` and `step` when left out |
 //! | `[[call]]` | `name`, `phase` | in program order |
@@ -25,7 +26,9 @@
 //! | | `flops`, `bytes`, `math`, `kernels` | its cost, or the first part of it |
 //! | | `parts` | `{ flops, bytes, math, kernels }`, further parts: what they take adds up |
 //! | | `dynamic` | `true`: it is issued anew in every step, also where steps are recorded |
-//! | | `collective`, `among` | in the place of a closure, ranks give each other the one buffer it reads: `all_gather`, `reduce_scatter`, `all_to_all`, `sum` or `max`, into the one it writes; among the `world` when left out, or `shard`, `replicate`, `replica`, `context`, `tensor` |
+//! | | `collective`, `among` | in the place of a closure, ranks give each other the one buffer it reads: `all_gather`, `reduce_scatter`, `all_to_all`, `sum` or `max`, into the one it writes; among the `world` when left out, or `shard`, `replicate`, `replica`, `context`, `tensor`, `expert`, `expert_shard`, `expert_replica`, `expert_rows` |
+//! | | `capacity`, `filled` | an all-to-all with counts: it reads rows and how many of each slot are filled, and writes the same; rows for which a slot has room, and of a hundred how many prices take to be filled, 100 when left out |
+//! | | `back`, `again` | the name of such a call: rows go back by its counts, or the same way again |
 //!
 //! **Numbers.** An item with `numbers = [first, last]` is repeated for every number from first to last,
 //! downwards if the last is smaller. In each text of the item `#` is the number, `#-1` and `#+1` are its

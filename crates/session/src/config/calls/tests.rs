@@ -2,7 +2,7 @@
 
 use super::*;
 use warpweft_format::{ElementType, Orientation};
-use warpweft_plan::model::{Collective, CollectiveKind, CostHint, Group, Math};
+use warpweft_plan::model::{Collective, CollectiveKind, CostHint, Counts, Group, Math};
 
 const EXAMPLE: &str = include_str!("../../../../../examples/simulate/calls.toml");
 
@@ -111,6 +111,104 @@ fn a_call_of_a_list_may_be_a_collective() {
         let said = refusal(&format!("{VALID}{text}"));
         assert!(said.contains(complaint), "{said}\n{complaint}");
     }
+}
+
+const LAYER: &str = include_str!("../../../../../examples/mixture_of_experts/layer.toml");
+
+#[test]
+fn the_example_of_a_layer_of_experts_brings_rows_there_and_back_by_one_pair_of_counts() {
+    let list = CallList::from_toml(LAYER, "layer.toml").unwrap();
+    let model = list.model().unwrap();
+    assert_eq!(model.weights().iter().map(|spec| spec.expert).collect::<Vec<_>>(), [false, true, true]);
+    let program = list.program(&model).unwrap();
+    let buffer = |name: &str| program.buffer(name).unwrap();
+    let counts = Counts::new(buffer("given"), buffer("taken"), 4096).filled(25);
+    let dispatch = Collective::dispatch(buffer("sent"), buffer("inputs"), counts).among(Group::Expert);
+    let expected = [
+        dispatch,
+        dispatch.back(buffer("made"), buffer("returned")),
+        dispatch.again(buffer("slopes"), buffer("slopes of made")),
+        dispatch.back(buffer("slopes of inputs"), buffer("slopes of sent")),
+    ];
+    let found: Vec<_> = program.calls().iter().filter_map(|call| call.collective).collect();
+    assert_eq!(found, expected);
+    let unsaid = LAYER.replace("filled = 25 ", "");
+    assert_ne!(unsaid, LAYER);
+    let list = CallList::from_toml(&unsaid, "layer.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    assert_eq!(program.calls()[1].collective.unwrap().counts.unwrap().fill, 100);
+}
+
+#[test]
+fn a_dispatch_of_a_list_that_cannot_be_is_reported_with_line_and_key() {
+    let line = |text: &str, of: &str| {
+        let place = text.find(of).unwrap_or_else(|| panic!("{of}"));
+        text[..place].matches('\n').count() + 1
+    };
+    let refused = |from: &str, to: &str, at: &str, complaint: &str| {
+        let text = LAYER.replacen(from, to, 1);
+        assert_ne!(text, LAYER, "{from}");
+        let said = refusal(&text);
+        assert!(said.contains(complaint), "{said}\n{complaint}");
+        assert!(said.contains(&format!("m.toml:{}: ", line(&text, at))), "{said}\n{at}");
+    };
+    refused("capacity = 4096", "capacity = 0", "capacity = 0", "`call.1.capacity` is 0; set it to");
+    refused(
+        "filled = 25",
+        "filled = 101",
+        "filled = 101",
+        "`call.1.filled` is 101; set it to a whole number",
+    );
+    refused("capacity = 4096", "", "filled = 25", "`call.1.filled` is given without `capacity`");
+    let whole = "collective = \"all_to_all\"";
+    refused(
+        whole,
+        "collective = \"sum\"",
+        "capacity",
+        "`call.1.capacity` is given for a collective that is no",
+    );
+    refused(whole, "", "among", "`call.1.among` is given for a call that is no collective");
+    refused(
+        "reads = [\"sent\", \"given\"]",
+        "reads = [\"sent\"]",
+        "capacity = 4096",
+        "`call.1.capacity` is given for a call that does not read two buffers and write two; name rows and then",
+    );
+    refused(
+        "reads = [\"sent\", \"given\"]",
+        "reads = [\"given\", \"sent\"]",
+        "name = \"dispatch\"",
+        "`call.1`: `dispatch` is a collective (all-to-all) from buffer `given` of u32",
+    );
+    let back = "back = \"dispatch\"";
+    refused(back, "back = \"route\"", "back = \"route\"", "`call.3.back`: no dispatch is named `route`");
+    refused(back, "back = \"combine\"", "back = \"combine\"", "declared are: dispatch");
+    refused(
+        back,
+        "back = \"dispatch\"\nagain = \"dispatch\"",
+        "again",
+        "`call.3.again` is given beside `back`",
+    );
+    for (key, value) in
+        [("collective", "\"all_to_all\""), ("among", "\"world\""), ("capacity", "2"), ("filled", "2")]
+    {
+        let beside = format!("{back}\n{key} = {value}\nreads = [\"made\"]");
+        let complaint = format!("`call.3.{key}` is given beside `back`; leave it out");
+        refused(&format!("{back}\nreads = [\"made\"]"), &beside, &beside[back.len() + 1..], &complaint);
+    }
+    refused(back, "back = \"dispatch\"\nflops = 3", "flops = 3", "`call.3.flops` is given for a collective");
+    refused(
+        "reads = [\"made\"]",
+        "reads = [\"made\", \"given\"]",
+        back,
+        "`call.3.back` is given for a call that does not read one buffer and write one",
+    );
+    refused(
+        "reads = [\"inputs\", \"taken\"]",
+        "reads = [\"inputs\"]",
+        "name = \"experts\"\n",
+        "`call.2`: call `experts` reads rows `inputs` without their counts `taken`",
+    );
 }
 
 #[test]
