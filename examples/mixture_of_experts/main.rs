@@ -94,11 +94,9 @@ async fn train(grid: &Grid, steps: usize, capacity: Option<usize>) -> Result<Run
         let place = (step as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24;
         let place = place as usize % (TEXT.len() - TOKENS - 1);
         for rank in 0..grid.ranks as usize {
-            let own = |first: usize| -> Vec<u32> {
-                TEXT[first + rank * sizes.tokens..][..sizes.tokens].iter().copied().map(u32::from).collect()
-            };
-            session.write_input("train", RankId::at(rank), "tokens", &own(place))?;
-            session.write_input("train", RankId::at(rank), "targets", &own(place + 1))?;
+            let own = |first: usize| &TEXT[first + rank * sizes.tokens..][..sizes.tokens];
+            session.write_input("train", RankId::at(rank), "tokens", own(place))?;
+            session.write_input("train", RankId::at(rank), "targets", own(place + 1))?;
         }
         match session.step("train").await {
             Ok(report) => seen.losses.push(report.mean_output("loss")?),
