@@ -11,7 +11,7 @@ use crate::ops;
 use crate::product::{View, ViewMut};
 
 /// How much of the loss it is that all experts are as busy.
-const BALANCE: f32 = 0.01;
+pub(crate) const BALANCE: f32 = 0.01;
 
 /// Runs one call.
 pub(crate) fn run(sizes: Sizes, call: &Call, context: &Context<'_>) -> Result<(), ComputeError> {
@@ -28,7 +28,7 @@ pub(crate) fn run(sizes: Sizes, call: &Call, context: &Context<'_>) -> Result<()
 }
 
 fn embed(context: &Context<'_>) -> Result<(), ComputeError> {
-    let (table, tokens) = (context.dense_named("embedding")?, context.read_named::<u32>("tokens")?);
+    let (table, tokens) = (context.dense_named("embedding")?, context.read_named::<u8>("tokens")?);
     let mut x = context.write_named::<f32>("x")?;
     for (row, token) in x.chunks_exact_mut(WIDTH).zip(tokens.iter()) {
         row.copy_from_slice(&table[*token as usize * WIDTH..][..WIDTH]);
@@ -37,7 +37,7 @@ fn embed(context: &Context<'_>) -> Result<(), ComputeError> {
 }
 
 fn embed_backward(context: &Context<'_>) -> Result<(), ComputeError> {
-    let (slopes, tokens) = (context.read_named::<f32>("x slope")?, context.read_named::<u32>("tokens")?);
+    let (slopes, tokens) = (context.read_named::<f32>("x slope")?, context.read_named::<u8>("tokens")?);
     let mut gradient = context.gradient_named("embedding")?;
     gradient.fill(0.0);
     for (slope, token) in slopes.chunks_exact(WIDTH).zip(tokens.iter()) {
@@ -52,8 +52,8 @@ fn head(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeError> {
     let (x, back) = (context.read_named::<f32>("x")?, context.read_named::<f32>("back")?);
     let (probabilities, chosen) =
         (context.read_named::<f32>("probabilities")?, context.read_named::<u32>("chosen")?);
-    let places: Vec<Option<usize>> = experts::places(sizes, &chosen).collect();
-    let made = |pick: usize| places[pick].map_or(&[0.0; WIDTH][..], |place| &back[place..place + WIDTH]);
+    let places = context.read_named::<u32>("places")?;
+    let made = |pick: usize| experts::row(places[pick]).map_or(&[0.0; WIDTH][..], |row| &back[row]);
     let by = |pick: usize| pick / CHOSEN * EXPERTS + chosen[pick] as usize;
     let mut y = x.to_vec();
     for pick in 0..chosen.len() {
@@ -69,10 +69,9 @@ fn head(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeError> {
     for (pick, place) in places.iter().enumerate() {
         let token = &slope[pick / CHOSEN * WIDTH..][..WIDTH];
         pulls[by(pick)] += ops::dot(token, made(pick));
-        if let Some(place) = *place {
-            let sent = &mut sent[place..place + WIDTH];
+        if let Some(row) = experts::row(*place) {
             let probability = probabilities[by(pick)];
-            sent.iter_mut().zip(token).for_each(|(sent, slope)| *sent = probability * slope);
+            sent[row].iter_mut().zip(token).for_each(|(sent, slope)| *sent = probability * slope);
         }
     }
     context.write_named::<f32>("loss")?[0] = loss + balance;
@@ -87,7 +86,7 @@ fn cross_entropy(
     context: &Context<'_>,
     slope: &mut [f32],
 ) -> Result<f32, ComputeError> {
-    let (head, targets) = (context.dense_named("head")?, context.read_named::<u32>("targets")?);
+    let (head, targets) = (context.dense_named("head")?, context.read_named::<u8>("targets")?);
     let tokens = sizes.tokens;
     let (y, head) = (View::dense(y, tokens, WIDTH), View::dense(&head, VOCABULARY, WIDTH));
     let mut logits = vec![0.0; tokens * VOCABULARY];

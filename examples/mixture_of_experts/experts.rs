@@ -3,6 +3,8 @@
 //! Law: a slot is read up to its count. Slots for a rank lie together in the order of its experts, and so do slots from
 //! a rank: slot `s` that a rank fills is for expert `s`, and slot `s` that it gets is for its own expert `s % own`.
 
+use std::ops::Range;
+
 use warpweft::prelude::*;
 
 use crate::Context;
@@ -10,22 +12,20 @@ use crate::model::{CHOSEN, EXPERTS, HIDDEN, Sizes, WIDTH};
 use crate::ops;
 use crate::product::{View, ViewMut};
 
-/// Where the rows of the tokens are: for every token and chosen expert, which slot and where in all slots. A row for
-/// which there is no room has no place; then the step is skipped, as the counts say more than the capacity.
-pub(crate) fn places(sizes: Sizes, chosen: &[u32]) -> impl Iterator<Item = Option<usize>> {
-    let mut counts = [0; EXPERTS];
-    chosen.iter().map(move |expert| {
-        let expert = *expert as usize;
-        counts[expert] += 1;
-        let row = counts[expert] - 1;
-        (row < sizes.capacity).then_some((expert * sizes.capacity + row) * WIDTH)
-    })
+/// The place of a pick for which its slot has no room; then the step is skipped, as the counts say more than the
+/// capacity.
+const NO_PLACE: u32 = u32::MAX;
+
+/// Where the features of a place are in all slots.
+pub(crate) fn row(place: u32) -> Option<Range<usize>> {
+    (place != NO_PLACE).then(|| place as usize * WIDTH..(place as usize + 1) * WIDTH)
 }
 
 pub(crate) fn route(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeError> {
     let (x, router) = (context.read_named::<f32>("x")?, context.dense_named("router")?);
     let mut probabilities = context.write_named::<f32>("probabilities")?;
     let mut chosen = context.write_named::<u32>("chosen")?;
+    let mut places = context.write_named::<u32>("places")?;
     let mut picks = context.write_named::<f32>("picks")?;
     let mut given = context.write_named::<u32>("given")?;
     let mut sent = context.write_named::<f32>("sent")?;
@@ -43,22 +43,22 @@ pub(crate) fn route(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeEr
         let mut order: Vec<u32> = (0..EXPERTS as u32).collect();
         order.sort_by(|one, other| probabilities[*other as usize].total_cmp(&probabilities[*one as usize]));
         chosen.copy_from_slice(&order[..CHOSEN]);
-        for expert in chosen {
-            picks[*expert as usize] += 1.0;
-            given[*expert as usize] += 1;
-        }
     }
-    for (place, pick) in places(sizes, &chosen).zip(0..) {
-        let token = pick / CHOSEN * WIDTH;
-        if let Some(place) = place {
-            sent[place..place + WIDTH].copy_from_slice(&x[token..token + WIDTH]);
+    for (pick, (place, expert)) in places.iter_mut().zip(chosen.iter()).enumerate() {
+        let count = &mut given[*expert as usize];
+        let room = (*count as usize) < sizes.capacity;
+        *place = if room { *expert * sizes.capacity as u32 + *count } else { NO_PLACE };
+        *count += 1;
+        picks[*expert as usize] += 1.0;
+        if let Some(row) = row(*place) {
+            sent[row].copy_from_slice(&x[pick / CHOSEN * WIDTH..][..WIDTH]);
         }
     }
     Ok(())
 }
 
 /// The filled rows of each slot: the rank's own expert, and where they are.
-fn filled(sizes: Sizes, taken: &[u32]) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+fn filled(sizes: Sizes, taken: &[u32]) -> impl Iterator<Item = (usize, Range<usize>)> {
     taken.iter().enumerate().filter(|(_, count)| **count > 0).map(move |(slot, count)| {
         let begin = slot * sizes.capacity * WIDTH;
         (slot % sizes.own_experts(), begin..begin + *count as usize * WIDTH)
@@ -126,14 +126,14 @@ pub(crate) fn backward(sizes: Sizes, context: &Context<'_>) -> Result<(), Comput
 pub(crate) fn route_backward(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeError> {
     let (x, router) = (context.read_named::<f32>("x")?, context.dense_named("router")?);
     let probabilities = context.read_named::<f32>("probabilities")?;
-    let (pulls, chosen) =
-        (context.read_named::<f32>("pulls on probabilities")?, context.read_named::<u32>("chosen")?);
+    let (pulls, places) =
+        (context.read_named::<f32>("pulls on probabilities")?, context.read_named::<u32>("places")?);
     let slopes = context.read_named::<f32>("slopes back")?;
     let mut to_x = context.write_named::<f32>("x slope")?;
     to_x.copy_from_slice(&context.read_named::<f32>("slope")?);
-    for (place, pick) in places(sizes, &chosen).zip(0..) {
+    for (pick, place) in places.iter().enumerate() {
         let token = &mut to_x[pick / CHOSEN * WIDTH..][..WIDTH];
-        let came = place.map_or(&[][..], |place| &slopes[place..place + WIDTH]);
+        let came = row(*place).map_or(&[][..], |row| &slopes[row]);
         token.iter_mut().zip(came).for_each(|(to, came)| *to += came);
     }
     let mut scores = vec![0.0; probabilities.len()];

@@ -1,4 +1,4 @@
-//! Trains a mixture of experts on CPU ranks, beside its unparallel self.
+//! Trains a mixture of experts on CPU ranks or GPUs, beside its unparallel self.
 //!
 //! `cargo run --release --example mixture_of_experts -- --help`
 //!
@@ -7,6 +7,9 @@
 //! their experts and back (dropless dispatch and combine). Losses are the same but for the order in which sums are
 //! rounded. A last run has a capacity that is too small for some steps: these are skipped on all ranks, with the
 //! reason, and training goes on.
+//!
+//! With `--device cuda` the ranks have a GPU each or, where there are too few, share the first. One rank on the CPU
+//! then is what all others are compared with.
 
 #[path = "../train/ops.rs"]
 #[allow(dead_code, reason = "the job trains with more of them")]
@@ -18,14 +21,18 @@ mod print;
 mod product;
 
 mod closure;
+mod cuda;
 mod experts;
 mod model;
 
 use std::error::Error;
+use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use warpweft::compute::{Seat, Surface};
+use warpweft::config::Capture;
 use warpweft::prelude::*;
-use warpweft::session::initial;
+use warpweft::session::{SessionBuilder, initial};
 
 use model::Sizes;
 use print::println;
@@ -40,12 +47,24 @@ const TOKENS: usize = 128;
 #[derive(Parser)]
 #[command(name = "mixture_of_experts")]
 struct Arguments {
+    /// Where the ranks compute
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
     /// Steps of the optimizer
     #[arg(long, default_value_t = 100)]
     steps: usize,
     /// Rows of a slot in the last run: tokens of a rank for one expert
     #[arg(long, default_value_t = 28)]
     capacity: usize,
+}
+
+/// Where ranks compute.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Device {
+    /// On threads of this machine
+    Cpu,
+    /// On a GPU each, or all on the first
+    Cuda,
 }
 
 /// A mesh to train on.
@@ -78,27 +97,61 @@ struct Run {
     skipped: Vec<SessionError>,
 }
 
-async fn train(grid: &Grid, steps: usize, capacity: Option<usize>) -> Result<Run, Box<dyn Error>> {
+/// Starts the ranks of a grid.
+async fn start(
+    device: Device,
+    grid: &Grid,
+    sizes: Sizes,
+    mut config: Config,
+) -> Result<Session, Box<dyn Error>> {
+    let declared = model::model(sizes)?;
+    let program = model::step(sizes, &declared)?;
+    match device {
+        Device::Cpu => {
+            let run = move |call: &Call, context: &Context<'_>| closure::run(sizes, call, context);
+            let builder = Session::builder(config, move |_| on_cpu(run));
+            Ok(dressed(builder, program).start_cpu(grid.ranks).await?)
+        }
+        Device::Cuda => {
+            // Steps of ranks that share a GPU are issued all the same.
+            config.capture = Capture::Step;
+            let gpus = cuda::place(grid.ranks)?;
+            let devices = gpus.iter().map(|(gpu, _)| DeviceOrdinal::new(*gpu)).collect();
+            let closure = move |seat: Seat<DeviceOrdinal>| {
+                let (gpu, kernels) = &gpus[seat.rank.index()];
+                cuda::Gpu::new(sizes, *gpu, kernels).map_err(ComputeError::closure)
+            };
+            let builder = Session::try_builder(config, closure);
+            Ok(dressed(builder, program).start_cuda(devices).await?)
+        }
+    }
+}
+
+fn dressed<S: Surface + 'static>(builder: SessionBuilder<S>, program: StepProgram) -> SessionBuilder<S> {
+    builder.program(program).initialize(initial::normal(1, 0.2))
+}
+
+async fn train(
+    device: Device,
+    grid: &Grid,
+    steps: usize,
+    capacity: Option<usize>,
+) -> Result<Run, Box<dyn Error>> {
     let sizes = sizes(grid, capacity);
     let mut config = Config::default();
     (config.mesh.dp_replicate, config.mesh.ep) = (Some(grid.replicas), grid.ep);
     // Adam divides a gradient by its own size: where that is rounding alone, so would the update be.
     config.optimizer.eps = 1e-4;
-    let declared = model::model(sizes)?;
-    let run = move |call: &Call, context: &Context<'_>| closure::run(sizes, call, context);
-    let builder = Session::builder(config, move |_| on_cpu(run)).program(model::step(sizes, &declared)?);
-    let mut session = builder.initialize(initial::normal(1, 0.2)).start_cpu(grid.ranks).await?;
+    let mut session = start(device, grid, sizes, config).await?;
     let mut seen = Run::default();
     for step in 0..steps {
         session.set_learning_rate(3e-3)?;
         let place = (step as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24;
         let place = place as usize % (TEXT.len() - TOKENS - 1);
         for rank in 0..grid.ranks as usize {
-            let own = |first: usize| -> Vec<u32> {
-                TEXT[first + rank * sizes.tokens..][..sizes.tokens].iter().copied().map(u32::from).collect()
-            };
-            session.write_input("train", RankId::at(rank), "tokens", &own(place))?;
-            session.write_input("train", RankId::at(rank), "targets", &own(place + 1))?;
+            let own = |first: usize| &TEXT[first + rank * sizes.tokens..][..sizes.tokens];
+            session.write_input("train", RankId::at(rank), "tokens", own(place))?;
+            session.write_input("train", RankId::at(rank), "targets", own(place + 1))?;
         }
         match session.step("train").await {
             Ok(report) => seen.losses.push(report.mean_output("loss")?),
@@ -116,27 +169,39 @@ fn edges(losses: &[f32]) -> (f32, f32) {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn Error>> {
-    let arguments = Arguments::parse();
+async fn main() -> ExitCode {
+    match run(Arguments::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mixture_of_experts: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
+    let Arguments { device, steps, capacity } = arguments;
+    let mut runs: Vec<_> = GRIDS.iter().map(|grid| (grid.name, device, grid)).collect();
+    if device == Device::Cuda {
+        cuda::gpus().map_err(|failure| format!("--device cuda cannot be followed: {failure}"))?;
+        runs.insert(0, ("one CPU rank", Device::Cpu, &GRIDS[0]));
+    }
     let mut all = Vec::new();
-    for grid in &GRIDS {
-        let run = train(grid, arguments.steps, None).await?;
-        let (first, last) = edges(&run.losses);
-        println!("{:18} loss {first:.5} -> {last:.5}", grid.name);
-        all.push(run.losses);
+    for (name, device, grid) in runs {
+        let losses = train(device, grid, steps, None).await?.losses;
+        let (first, last) = edges(&losses);
+        println!("{name:18} loss {first:.5} -> {last:.5}");
+        all.push((name, losses));
     }
-    for (grid, losses) in GRIDS.iter().zip(&all).skip(1) {
-        let apart = losses.iter().zip(&all[0]).map(|(one, other)| (one - other).abs() / other.abs());
+    for (name, losses) in all.iter().skip(1) {
+        let apart = losses.iter().zip(&all[0].1).map(|(one, other)| (one - other).abs() / other.abs());
         let apart = apart.fold(0.0f32, f32::max);
-        println!("{:18} never further from one rank than {apart:.1e} of its loss", grid.name);
+        println!("{name:18} never further from {} than {apart:.1e} of its loss", all[0].0);
     }
-    let run = train(&GRIDS[1], arguments.steps, Some(arguments.capacity)).await?;
+    let run = train(device, &GRIDS[1], steps, Some(capacity)).await?;
     let (first, last) = edges(&run.losses);
-    let (skipped, steps) = (run.skipped.len(), arguments.steps);
-    println!(
-        "capacity {:9} loss {first:.5} -> {last:.5}, {skipped} of {steps} steps skipped",
-        arguments.capacity
-    );
+    let skipped = run.skipped.len();
+    println!("capacity {capacity:9} loss {first:.5} -> {last:.5}, {skipped} of {steps} steps skipped");
     if let Some(error) = run.skipped.first() {
         println!("the first of them: {error}");
     }

@@ -35,9 +35,14 @@ impl Sizes {
         EXPERTS / self.ep
     }
 
-    /// Elements of all slots of a rank: those that it fills, one for each expert, or those that it gets.
-    const fn slots(self) -> usize {
-        EXPERTS * self.capacity * WIDTH
+    /// Rows of all slots of a rank: those that it fills, one for each expert, or those that it gets.
+    pub(crate) const fn rows(self) -> usize {
+        EXPERTS * self.capacity
+    }
+
+    /// Elements of them.
+    pub(crate) const fn slots(self) -> usize {
+        self.rows() * WIDTH
     }
 }
 
@@ -61,8 +66,8 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
     let (forward, backward) = (Phase::Forward, Phase::Backward);
     let weight = |name: &str| model.find(name);
     let mut program = StepProgram::builder("train", model);
-    let tokens = program.input("tokens", sizes.tokens, ElementType::U32)?;
-    let targets = program.input("targets", sizes.tokens, ElementType::U32)?;
+    let tokens = program.input("tokens", sizes.tokens, ElementType::U8)?;
+    let targets = program.input("targets", sizes.tokens, ElementType::U8)?;
     let loss = program.output("loss", 1, ElementType::F32)?;
     let balance = program.output("balance", 1, ElementType::F32)?;
     let all = sizes.tokens * WIDTH;
@@ -71,15 +76,16 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
     let embed = program.call("embed", forward).reads(tokens).writes(x);
     embed.uses_dense(weight("embedding")?).add()?;
 
-    // Which experts a token goes to, by what probability, and its features in their slots.
+    // Which experts a token goes to, by what probability, and its features in their slots: in which rows.
     let probabilities = program.activation("probabilities", sizes.tokens * EXPERTS)?;
     let chosen = program.activation_in("chosen", sizes.tokens * CHOSEN, ElementType::U32)?;
+    let places = program.activation_in("places", sizes.tokens * CHOSEN, ElementType::U32)?;
     let picks = program.activation("picks", EXPERTS)?;
     let given = program.activation_in("given", EXPERTS, ElementType::U32)?;
     let taken = program.activation_in("taken", EXPERTS, ElementType::U32)?;
     let [sent, inputs, made, back] = slots(&mut program, sizes, ["sent", "inputs", "made", "back"])?;
-    let route = program.call("route", forward).reads(x).writes(probabilities).writes(chosen).writes(picks);
-    route.writes(sent).writes(given).uses_dense(weight("router")?).add()?;
+    let route = program.call("route", forward).reads(x).writes(probabilities).writes(chosen).writes(places);
+    route.writes(picks).writes(sent).writes(given).uses_dense(weight("router")?).add()?;
     let counts = Counts::new(given, taken, sizes.capacity).filled(50);
     let dispatch = Collective::dispatch(sent, inputs, counts).among(Group::Expert);
     program.collective("dispatch", forward, dispatch)?;
@@ -94,8 +100,9 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
     let pulls = program.activation("pulls on probabilities", sizes.tokens * EXPERTS)?;
     let [sent_slopes, slopes, made_slopes, slopes_back] =
         slots(&mut program, sizes, ["sent slopes", "slopes", "made slopes", "slopes back"])?;
-    let head = program.call("head", backward).reads(x).reads(probabilities).reads(chosen).reads(targets);
-    let head = head.reads(load).reads(back).reads(given).writes(loss).writes(balance).writes(slope);
+    let head = program.call("head", backward).reads(x).reads(probabilities).reads(chosen).reads(places);
+    let head =
+        head.reads(targets).reads(load).reads(back).reads(given).writes(loss).writes(balance).writes(slope);
     let head = head.writes(pulls).writes(sent_slopes).uses_dense(weight("head")?);
     head.gradient(weight("head")?).add()?;
     program.collective("dispatch slopes", backward, dispatch.again(sent_slopes, slopes))?;
@@ -109,7 +116,7 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
     program.collective("combine slopes", backward, dispatch.back(made_slopes, slopes_back))?;
     let x_slope = program.activation("x slope", all)?;
     let route = program.call("route backward", backward).reads(x).reads(probabilities).reads(pulls);
-    let route = route.reads(chosen).reads(slopes_back).reads(given).reads(slope).writes(x_slope);
+    let route = route.reads(places).reads(slopes_back).reads(given).reads(slope).writes(x_slope);
     route.uses_dense(weight("router")?).gradient(weight("router")?).add()?;
     let embed = program.call("embed backward", backward).reads(x_slope).reads(tokens);
     embed.gradient(weight("embedding")?).add()?;

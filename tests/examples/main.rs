@@ -10,6 +10,7 @@
 #![allow(dead_code, reason = "the example uses more of its modules than their tests do")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod experts_kernels;
 mod runs;
 mod train_processes;
 

@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use super::turn::skip;
+
 /// Where cargo puts examples it built beside this test.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
@@ -74,34 +76,51 @@ fn the_example_of_a_loss_over_all_ranks_learns_and_has_the_losses_of_one_rank() 
     assert!(number(text.lines().last().unwrap()) < 1e-4, "{text}");
 }
 
+/// How far the losses of every mesh were from those they are compared with, for as many meshes as are expected.
+fn apart(text: &str, meshes: usize) {
+    let lines = text.lines().filter(|line| line.contains(" never further from one "));
+    let apart = lines.map(|line| line.split(" than ").nth(1).unwrap().split(' ').next().unwrap());
+    let apart: Vec<f32> = apart.map(|apart| apart.parse().unwrap()).collect();
+    assert_eq!(apart.len(), meshes, "{text}");
+    assert!(apart.iter().all(|apart| *apart < 1e-5), "{text}");
+}
+
 /// A divisor that counted ranks of a group, or a sum that left a part out, would be seen in the first steps.
 #[test]
 fn the_example_of_tensor_parallelism_has_the_losses_of_one_rank_on_every_mesh() {
-    let text = run("tensor_parallel", &["--steps", "6"]);
-    let apart: Vec<f32> = text
-        .lines()
-        .filter_map(|line| line.split("further from one rank than ").nth(1))
-        .map(|line| line.split(' ').next().unwrap().parse().unwrap())
-        .collect();
-    assert_eq!(apart.len(), 3, "{text}");
-    assert!(apart.iter().all(|apart| *apart < 1e-5), "{text}");
+    apart(&run("tensor_parallel", &["--steps", "6"]), 3);
+}
+
+/// What the example of experts says of steps that were skipped.
+fn goes_on_after_a_slot_that_was_too_small(text: &str) {
+    let skipped = text.lines().find_map(|line| line.strip_suffix(" of 12 steps skipped")).unwrap();
+    let skipped: u32 = skipped.split(", ").last().unwrap().parse().unwrap();
+    assert!((1..12).contains(&skipped), "{text}");
+    assert!(text.contains("rows in slot ") && text.contains("has a capacity of "), "{text}");
 }
 
 /// A row that came to another expert, or a gradient that came back to another token, would be seen in the first steps.
 #[test]
 fn the_example_of_experts_has_the_losses_of_one_rank_and_goes_on_after_a_slot_that_was_too_small() {
     let text = run("mixture_of_experts", &["--steps", "12"]);
-    let apart: Vec<f32> = text
-        .lines()
-        .filter_map(|line| line.split("further from one rank than ").nth(1))
-        .map(|line| line.split(' ').next().unwrap().parse().unwrap())
-        .collect();
-    assert_eq!(apart.len(), 3, "{text}");
-    assert!(apart.iter().all(|apart| *apart < 1e-5), "{text}");
-    let skipped = text.lines().find_map(|line| line.strip_suffix(" of 12 steps skipped")).unwrap();
-    let skipped: u32 = skipped.split(", ").last().unwrap().parse().unwrap();
-    assert!((1..12).contains(&skipped), "{text}");
-    assert!(text.contains("rows in slot ") && text.contains("has a capacity of "), "{text}");
+    apart(&text, 3);
+    goes_on_after_a_slot_that_was_too_small(&text);
+}
+
+/// The closures of a GPU, beside those of the CPU: one rank, and every mesh.
+#[test]
+fn the_example_of_experts_has_the_losses_of_a_cpu_rank_on_gpus() {
+    let name = "mixture_of_experts";
+    let output = Command::new(example(name)).args(["--device", "cuda", "--steps", "12"]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("--device cuda cannot be followed: ") {
+        assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");
+        return skip("the experts' losses", &errors.trim());
+    }
+    assert!(output.status.success(), "{errors}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    apart(&text, 4);
+    goes_on_after_a_slot_that_was_too_small(&text);
 }
 
 /// Without a GPU they say so; with one, the loss falls.

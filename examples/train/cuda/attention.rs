@@ -5,7 +5,7 @@
 
 use super::device::Device;
 use super::failure::Failure;
-use super::launch::Kernel;
+use super::kernel::Kernel;
 use super::ops::{NormalizeBackward, normalize, normalize_backward};
 use super::scratch::Scratch;
 use super::span::{Matrix, Span, SpanMut};

@@ -1,4 +1,4 @@
-//! The kernels, compiled by NVRTC for one architecture. Needs no GPU.
+//! The kernels of an example, compiled by NVRTC for one architecture. Needs no GPU.
 //!
 //! Law: what comes out is machine code for exactly the architecture requested, so the driver translates nothing.
 #![allow(unsafe_code, reason = "NVRTC is a C library")]
@@ -11,9 +11,7 @@ use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
 use super::failure::Failure;
-use super::library::Library;
-
-const SOURCE: &str = include_str!("kernels.cu");
+use super::library::{Gpus, Library};
 
 /// A GPU's instruction set, such as `sm_90`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,15 +39,15 @@ impl Cubin {
     }
 }
 
-/// Compiles the kernels.
+/// Compiles the kernels of an example.
 ///
 /// # Errors
 /// [`Failure::Missing`] without NVRTC, [`Failure::Compile`] with the compiler's log.
-pub(crate) fn compile(architecture: Architecture) -> Result<Cubin, Failure> {
+pub(crate) fn compile(source: &str, architecture: Architecture) -> Result<Cubin, Failure> {
     Library::Compiler.open()?;
-    let source = CString::new(SOURCE).map_err(|_| Failure::Compile {
+    let source = CString::new(source).map_err(|_| Failure::Compile {
         architecture: architecture.to_string(),
-        log: "kernels.cu holds a zero byte".into(),
+        log: "the source holds a zero byte".into(),
     })?;
     let program =
         Program(result::create_program(&source, Some(c"kernels.cu")).map_err(refused("nvrtcCreateProgram"))?);
@@ -59,6 +57,24 @@ pub(crate) fn compile(architecture: Architecture) -> Result<Cubin, Failure> {
         return Err(Failure::Compile { architecture: architecture.to_string(), log: program.log() });
     }
     program.cubin().map(|code| Cubin(code.into()))
+}
+
+/// The kernels for each of the GPUs, compiled once per architecture.
+///
+/// # Errors
+/// [`Failure::NoDevice`], and those of [`compile`].
+pub(crate) fn compile_for(source: &str, found: &Gpus, ordinals: &[u32]) -> Result<Vec<Cubin>, Failure> {
+    let mut compiled: Vec<(Architecture, Cubin)> = Vec::new();
+    let mut code = |ordinal: u32| {
+        let (_, architecture) = found.of(ordinal)?;
+        if let Some((_, code)) = compiled.iter().find(|(known, _)| known == architecture) {
+            return Ok(code.clone());
+        }
+        let code = compile(source, *architecture)?;
+        compiled.push((*architecture, code.clone()));
+        Ok(code)
+    };
+    ordinals.iter().map(|ordinal| code(*ordinal)).collect()
 }
 
 /// An NVRTC program, destroyed with its owner.

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 
 use super::cuda::compile::{Architecture, compile};
 use super::cuda::device::{Buffer, Device};
-use super::cuda::launch::Kernel;
+use super::cuda::kernel::{Kernel, SOURCE};
 use super::cuda::scratch::Scratch;
 use super::cuda::span::{Matrix, Span, SpanMut};
 use super::cuda::{Failure, attention, embedding, head, kernels, mlp};
@@ -445,25 +445,30 @@ fn an_operand_of_another_length_is_refused_before_the_launch() {
     assert!(matches!(refusal, Failure::Size { what: "attention_forward", .. }), "{refusal}");
 }
 
-#[test]
-fn the_kernels_compile_for_every_architecture_the_readme_names() {
+/// Compiles a source for every architecture the README names, and looks for its kernels in what comes out.
+pub(crate) fn compiles_everywhere(what: &str, source: &str, kernels: &[&str]) {
     for (major, minor) in [(8, 0), (9, 0), (10, 0)] {
         let architecture = Architecture { major, minor };
-        match compile(architecture) {
+        match compile(source, architecture) {
             Ok(code) => {
                 assert_eq!(&code.bytes()[..4], b"\x7fELF", "{architecture}");
-                for kernel in Kernel::ALL {
-                    let name = kernel.name().as_bytes();
-                    let held = code.bytes().windows(name.len()).any(|bytes| bytes == name);
-                    assert!(held, "{architecture}: no kernel is named {}", kernel.name());
+                for name in kernels {
+                    let held = code.bytes().windows(name.len()).any(|bytes| bytes == name.as_bytes());
+                    assert!(held, "{architecture}: no kernel is named {name}");
                 }
             }
             Err(failure @ Failure::Missing { .. }) => {
-                return skip("compilation of the example's kernels", &failure);
+                return skip(&format!("compilation of {what}"), &failure);
             }
             Err(failure) => panic!("{failure}"),
         }
     }
-    let refusal = compile(Architecture { major: 1, minor: 0 }).map(|_| ()).unwrap_err();
+    let refusal = compile(source, Architecture { major: 1, minor: 0 }).map(|_| ()).unwrap_err();
     assert!(refusal.to_string().contains("sm_10"), "{refusal}");
+}
+
+#[test]
+fn the_kernels_compile_for_every_architecture_the_readme_names() {
+    let names: Vec<&str> = Kernel::ALL.iter().map(|kernel| kernel.name()).collect();
+    compiles_everywhere("the main job's kernels", SOURCE, &names);
 }

@@ -2,7 +2,7 @@
 //!
 //! Laws:
 //! - Every operand of a launch or product is given with the number of elements it touches there, and is checked
-//!   against the span's length; `kernels.cu` promises to touch no others.
+//!   against the span's length; the kernels promise to touch no others.
 //! - Once a device is open and its buffers are made, nothing here allocates or waits.
 //! - A handle is used on the thread that made it: a device is neither `Send` nor `Sync`.
 #![allow(unsafe_code, reason = "the CUDA driver and cuBLAS are C libraries")]
@@ -18,7 +18,8 @@ use cudarc::driver::{result as driver, sys};
 
 use super::compile::Cubin;
 use super::failure::Failure;
-use super::launch::{Kernel, OPERANDS, THREADS, length};
+use super::kernel::Kernel;
+use super::launch::{OPERANDS, THREADS, length};
 use super::library::{Library, refused};
 use super::span::{Matrix, Span, SpanMut};
 
@@ -226,7 +227,7 @@ impl Device {
         mut slots: [u64; OPERANDS],
     ) -> Result<(), Failure> {
         let mut operands = slots.each_mut().map(|slot| std::ptr::from_mut(slot).cast::<c_void>());
-        // SAFETY: the operands are those `kernels.cu` lists, in its order; `Launch` checked that each holds the
+        // SAFETY: the operands are those the kernel lists, in its order; `Launch` checked that each holds the
         // elements the kernel touches; the driver copies them before it returns.
         unsafe {
             driver::launch_kernel(

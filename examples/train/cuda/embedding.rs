@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use super::failure::Failure;
-use super::launch::Kernel;
+use super::kernel::Kernel;
 use super::span::{Span, SpanMut};
 use crate::model::VOCABULARY;
 

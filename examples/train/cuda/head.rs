@@ -2,9 +2,9 @@
 //!
 //! Law: the loss goes from the kernel into its declared output; no host value depends on it.
 
+use super::common::cross_entropy;
 use super::device::Device;
 use super::failure::Failure;
-use super::launch::Kernel;
 use super::ops::{NormalizeBackward, normalize, normalize_backward};
 use super::scratch::Scratch;
 use super::span::{Matrix, Span, SpanMut};
@@ -30,15 +30,7 @@ pub(crate) fn evaluate(
         Matrix::dense(scratch.normalized.read(), tokens, width),
         Matrix::dense(weights.table, VOCABULARY, width).transposed(),
     )?;
-    device
-        .rows(Kernel::CrossEntropy, tokens)
-        .reads(targets, tokens)
-        .writes(scratch.logits.write(), tokens * VOCABULARY)
-        .writes(scratch.losses.write(), tokens)
-        .size(VOCABULARY)
-        .float(1.0 / tokens as f32)
-        .run()?;
-    device.rows(Kernel::MeanOf, 1).reads(scratch.losses.read(), tokens).writes(loss, 1).size(tokens).run()
+    cross_entropy(device, tokens, targets, &mut scratch.logits, &mut scratch.losses, loss)
 }
 
 /// As [`evaluate`], and writes `gradients` and the gradient of `x` into `residual`.

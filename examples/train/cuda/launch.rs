@@ -1,76 +1,46 @@
 //! Launches: a kernel, its operands in the kernel's order, how many blocks.
 //!
 //! Law: an operand is named with the number of elements the kernel touches there, which must be the span's length;
-//! `kernels.cu` promises to touch no others. A launch that does not fit is refused, none of it is enqueued.
+//! the kernels promise to touch no others. A launch that does not fit is refused, none of it is enqueued.
 
 use std::ffi::c_uint;
 
 use super::device::Device;
 use super::failure::Failure;
+use super::kernel::Kernel;
 use super::span::{Span, SpanMut};
 
-/// Threads of a block; `kernels.cu` says the same.
+/// Threads of a block; `common.cu` says the same.
 pub(super) const THREADS: usize = 128;
 /// More operands than any kernel has.
 pub(super) const OPERANDS: usize = 12;
 /// Shared memory every architecture gives a block without being asked, less what the kernels take themselves.
 const SHARED_BYTES: usize = 46 << 10;
 
-/// The kernels of `kernels.cu`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kernel {
-    Embed,
-    EmbedBackward,
-    Normalize,
-    NormalizeBackward,
-    GainBackward,
-    Gelu,
-    GeluBackward,
-    Rotate,
-    AttentionForward,
-    AttentionBackwardQueries,
-    AttentionBackwardKeys,
-    CrossEntropy,
-    MeanOf,
-}
-
-impl Kernel {
-    /// All, in the order of their declaration.
-    pub(crate) const ALL: [Self; 13] = [
-        Self::Embed,
-        Self::EmbedBackward,
-        Self::Normalize,
-        Self::NormalizeBackward,
-        Self::GainBackward,
-        Self::Gelu,
-        Self::GeluBackward,
-        Self::Rotate,
-        Self::AttentionForward,
-        Self::AttentionBackwardQueries,
-        Self::AttentionBackwardKeys,
-        Self::CrossEntropy,
-        Self::MeanOf,
-    ];
-
-    /// Its name in `kernels.cu`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Embed => "embed",
-            Self::EmbedBackward => "embed_backward",
-            Self::Normalize => "normalize",
-            Self::NormalizeBackward => "normalize_backward",
-            Self::GainBackward => "gain_backward",
-            Self::Gelu => "gelu",
-            Self::GeluBackward => "gelu_backward",
-            Self::Rotate => "rotate",
-            Self::AttentionForward => "attention_forward",
-            Self::AttentionBackwardQueries => "attention_backward_queries",
-            Self::AttentionBackwardKeys => "attention_backward_keys",
-            Self::CrossEntropy => "cross_entropy",
-            Self::MeanOf => "mean_of",
+/// Declares the kernels of an example: `Kernel`, each with its name in the source.
+macro_rules! kernels {
+    ($($kernel:ident = $name:literal,)*) => {
+        /// The kernels of the source.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Kernel {
+            $($kernel,)*
         }
-    }
+
+        impl Kernel {
+            /// All, in the order of their declaration.
+            pub(crate) const ALL: &[Self] = &[$(Self::$kernel,)*];
+
+            /// Its name in the source.
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kernel => $name,)*
+                }
+            }
+        }
+    };
 }
+
+pub(crate) use kernels;
 
 impl Device {
     /// A launch of one block per row.

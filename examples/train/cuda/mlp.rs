@@ -1,8 +1,9 @@
 //! `y = x + down(gelu(up(norm(x))))` on the GPU; see [`crate::mlp`].
 
+use super::common::{gelu, gelu_backward};
 use super::device::Device;
 use super::failure::Failure;
-use super::ops::{NormalizeBackward, gelu, gelu_backward, normalize, normalize_backward};
+use super::ops::{NormalizeBackward, normalize, normalize_backward};
 use super::scratch::Scratch;
 use super::span::{Matrix, Span, SpanMut};
 use crate::mlp::Weights;

@@ -9,10 +9,12 @@
 //!   cuBLAS) alone. Libraries are opened at run time; one that is missing is a [`Failure`] that names it.
 
 pub(crate) mod attention;
+pub(crate) mod common;
 pub(crate) mod compile;
 pub(crate) mod device;
 pub(crate) mod embedding;
 pub(crate) mod head;
+pub(crate) mod kernel;
 pub(crate) mod launch;
 pub(crate) mod library;
 pub(crate) mod mlp;
@@ -27,25 +29,14 @@ pub(crate) use arithmetic::Gpu;
 pub(crate) use failure::Failure;
 pub(crate) use library::gpus;
 
-use compile::{Architecture, Cubin, compile};
+use compile::{Cubin, compile_for};
 
 /// The kernels for each of the GPUs, compiled once per architecture.
 ///
 /// # Errors
 /// A library or a GPU that is not there.
 pub(crate) fn kernels(ordinals: &[u32]) -> Result<Vec<Cubin>, Failure> {
-    let found = gpus()?;
-    let mut compiled: Vec<(Architecture, Cubin)> = Vec::new();
-    let mut code = |ordinal: u32| {
-        let (_, architecture) = found.of(ordinal)?;
-        if let Some((_, code)) = compiled.iter().find(|(known, _)| known == architecture) {
-            return Ok(code.clone());
-        }
-        let code = compile(*architecture)?;
-        compiled.push((*architecture, code.clone()));
-        Ok(code)
-    };
-    ordinals.iter().map(|ordinal| code(*ordinal)).collect()
+    compile_for(kernel::SOURCE, &gpus()?, ordinals)
 }
 
 /// Each of the GPUs by number and name.

@@ -1,11 +1,11 @@
-//! The row-wise and element-wise operations as launches: `crate::ops` on the device.
+//! The root-mean-square norm as launches: that of `crate::ops` on the device.
 //!
 //! Law: this file and its neighbours alone know a kernel's operands; each names how many elements the kernel
 //! touches.
 
 use super::device::{Buffer, Device};
 use super::failure::Failure;
-use super::launch::Kernel;
+use super::kernel::Kernel;
 use super::span::{Span, SpanMut};
 
 /// `out = gain · x / rms(x)` for each row of `x`, `[rows, width]`.
@@ -70,32 +70,5 @@ pub(crate) fn normalize_backward(
         .writes(gain_gradient, width)
         .size(rows)
         .size(width)
-        .run()
-}
-
-/// `out = gelu(hidden)`, `count` elements.
-pub(crate) fn gelu(
-    device: &Device,
-    count: usize,
-    hidden: Span<'_, f32>,
-    out: SpanMut<'_, f32>,
-) -> Result<(), Failure> {
-    device.elements(Kernel::Gelu, count).reads(hidden, count).writes(out, count).size(count).run()
-}
-
-/// `gradient *= gelu'(hidden)`, and `activated = gelu(hidden)` again.
-pub(crate) fn gelu_backward(
-    device: &Device,
-    count: usize,
-    hidden: Span<'_, f32>,
-    activated: SpanMut<'_, f32>,
-    gradient: SpanMut<'_, f32>,
-) -> Result<(), Failure> {
-    device
-        .elements(Kernel::GeluBackward, count)
-        .reads(hidden, count)
-        .writes(activated, count)
-        .writes(gradient, count)
-        .size(count)
         .run()
 }
