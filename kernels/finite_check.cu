@@ -42,7 +42,9 @@ __device__ __forceinline__ void finite_check(const FiniteCheckArguments& all) {
     if (t.aligned && first + TILE <= t.count) {
         float v[GROUPS][WIDTH];
 #pragma unroll
-        for (u32 i = 0; i < GROUPS; ++i) Slice::load(t.values, first + WIDTH * (threadIdx.x + i * THREADS), v[i]);
+        for (u32 i = 0; i < GROUPS; ++i) {
+            Slice::load(t.values, first + WIDTH * (threadIdx.x + i * THREADS), t.count, v[i]);
+        }
 #pragma unroll
         for (u32 i = 0; i < GROUPS; ++i) {
 #pragma unroll
@@ -50,7 +52,9 @@ __device__ __forceinline__ void finite_check(const FiniteCheckArguments& all) {
         }
     } else {
         u64 end = min(first + TILE, t.count);
-        for (u64 at = first + threadIdx.x; at < end; at += THREADS) valid &= fabsf(Slice::one(t.values, at)) <= t.largest;
+        for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
+            valid &= fabsf(Slice::one(t.values, at, t.count)) <= t.largest;
+        }
     }
     if (!valid && !skips(all.vote) && *all.word == 0) *all.word = all.number;
 }

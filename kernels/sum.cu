@@ -214,8 +214,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_bf16(const __grid_cons
     combine<Max, ValuesBf16>(all);
 }
 
-// What a rank has of a gradient: a slice per rank. They are summed, and the sum is stored, rounded or not, or
-// accumulated, in one pass over memory.
+// What a rank has of a gradient: a slice per rank. They are summed, and the sum is stored, rounded to bf16, quantized
+// to MXFP8 or as it is, or accumulated, in one pass over memory.
 struct SlicesTensor {
     // One address per rank.
     const u64* slices;
@@ -223,7 +223,7 @@ struct SlicesTensor {
     u64 count;
     u32 slice_count;
     u16 aligned;
-    // ROWS, MORE, ROUNDED, or 1 for what begins a sum.
+    // ROWS, MORE, ROUNDED, or 1 for what begins a sum. Kernels that quantize do not ask.
     u16 target;
     // Where the squares of each tile go, if they are taken, and of how many elements they are.
     double* squares;
@@ -243,16 +243,16 @@ constexpr u32 ROWS = 0;
 constexpr u32 MORE = 2;
 constexpr u32 ROUNDED = 3;
 
-template <class Slice>
+template <class Slice, bool QUANTIZED>
 __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
     constexpr u32 LOADS = TILE / (WIDTH * THREADS);
     Place place = place_of(all.tiles, blockIdx.x);
     const SlicesTensor& t = all.tensors[place.tensor];
     u64 first = u64(place.tile) * TILE;
     u32 count = t.slice_count;
-    u32 target = t.target;
+    u32 target = QUANTIZED ? ROWS : t.target;
     float factor = all.factor;
-    double* into_squares = t.squares;
+    double* into_squares = QUANTIZED ? nullptr : t.squares;
     u64 counted = t.counted;
     Squares squares;
     if (t.aligned && first + TILE <= t.count) {
@@ -267,13 +267,13 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
         }
         u64 slice = __ldg(t.slices);
 #pragma unroll
-        for (u32 i = 0; i < LOADS; ++i) Slice::load(slice, own + i * WIDTH * THREADS, sum[i]);
+        for (u32 i = 0; i < LOADS; ++i) Slice::load(slice, own + i * WIDTH * THREADS, t.count, sum[i]);
 #pragma unroll 3
         for (u32 r = 1; r < count; ++r) {
             slice = __ldg(t.slices + r);
             float v[LOADS][WIDTH];
 #pragma unroll
-            for (u32 i = 0; i < LOADS; ++i) Slice::load(slice, own + i * WIDTH * THREADS, v[i]);
+            for (u32 i = 0; i < LOADS; ++i) Slice::load(slice, own + i * WIDTH * THREADS, t.count, v[i]);
 #pragma unroll
             for (u32 i = 0; i < LOADS; ++i) {
 #pragma unroll
@@ -285,6 +285,14 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
             float4 v = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
             if (target == ROUNDED) {
                 ValuesBf16::put_four(u64(t.into), own + i * WIDTH * THREADS, v);
+                continue;
+            }
+            if (QUANTIZED) {
+                u64 at = own + i * WIDTH * THREADS;
+                u32 scale;
+                u32 codes = SliceMxfp8::codes_of(sum[i], scale);
+                *reinterpret_cast<u32*>(u64(t.into) + at) = codes;
+                SliceMxfp8::put_scale(u64(t.into), at, t.count, scale);
                 continue;
             }
             if (target != ROWS) v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
@@ -307,8 +315,9 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
             for (u32 k = 0; k < WIDTH; ++k) {
                 u64 at = own + k;
                 if (at >= end) continue;
-                v[k] = Slice::one(__ldg(t.slices), at);
-                for (u32 r = 1; r < count; ++r) v[k] = v[k] + Slice::one(__ldg(t.slices + r), at);
+                v[k] = Slice::one(__ldg(t.slices), at, t.count);
+                for (u32 r = 1; r < count; ++r) v[k] = v[k] + Slice::one(__ldg(t.slices + r), at, t.count);
+                if (QUANTIZED) continue;
                 if (target == ROUNDED) {
                     ValuesBf16::put(u64(t.into), at, v[k]);
                     continue;
@@ -316,6 +325,13 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
                 if (target != ROWS) v[k] = v[k] * factor;
                 if (target == MORE) v[k] = t.into[at] + v[k];
                 t.into[at] = v[k];
+            }
+            if (QUANTIZED) {
+                u32 scale;
+                u32 codes = SliceMxfp8::codes_of(v, scale);
+#pragma unroll
+                for (u32 k = 0; k < WIDTH; ++k) reinterpret_cast<u8*>(t.into)[own + k] = u8(codes >> 8 * k);
+                SliceMxfp8::put_scale(u64(t.into), own, t.count, scale);
             }
             squares.add(counted_of(make_float4(v[0], v[1], v[2], v[3]), own, counted));
         }
@@ -325,12 +341,16 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
     if (threadIdx.x == 0) into_squares[place.tile] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-sum_slices_f32(const __grid_constant__ SlicesArguments all) {
-    sum_slices<SliceF32>(all);
-}
+#define SLICES_KERNELS(name, Slice)                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS)                       \
+    sum_slices_##name(const __grid_constant__ SlicesArguments all) {            \
+        sum_slices<Slice, false>(all);                                          \
+    }                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS)                       \
+    quantize_slices_##name(const __grid_constant__ SlicesArguments all) {       \
+        sum_slices<Slice, true>(all);                                           \
+    }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-sum_slices_bf16(const __grid_constant__ SlicesArguments all) {
-    sum_slices<SliceBf16>(all);
-}
+SLICES_KERNELS(f32, SliceF32)
+SLICES_KERNELS(bf16, SliceBf16)
+SLICES_KERNELS(mxfp8, SliceMxfp8)

@@ -11,7 +11,7 @@ use warpweft_cuda::kernels::{
 use warpweft_format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
 use warpweft_plan::layout::OptimizerSettings;
 use warpweft_plan::model::Hyperparameters;
-use warpweft_plan::op::{Reduction, SQUARED_TOGETHER, SumTarget, Vote};
+use warpweft_plan::op::{Reduction, SQUARED_TOGETHER, SumTarget, Vote, WireType};
 use warpweft_plan::policy::{AdamMode, Moments};
 
 use super::Size;
@@ -20,6 +20,8 @@ use crate::cuda_device::Device;
 const NULL: DeviceAddress = DeviceAddress::NULL;
 /// Bytes of squares for each element.
 const SQUARES: f64 = 8.0 / SQUARED_TOGETHER as f64;
+/// Bytes of an element in MXFP8.
+const MXFP8: f64 = 33.0 / 32.0;
 
 type Launches = fn(&Device, &Size) -> Option<Vec<KernelLaunch>>;
 
@@ -99,17 +101,21 @@ pub(crate) const CASES: &[Case] = &[
     case("accumulate", [8.0, 4.0], &[], |d, s| accumulate(d, s, false)),
     case("sum of 4 ranks", [16.0, 4.0], &[], combine),
     case("sum of 4 slices, f32, accumulated", [20.0, 4.0], &[], |d, s| {
-        sum_slices(d, s, ElementType::F32, false)
+        sum_slices(d, s, WireType::F32, false)
     }),
     case("sum of 4 slices, bf16, accumulated", [12.0, 4.0], &[], |d, s| {
-        sum_slices(d, s, ElementType::Bf16, false)
+        sum_slices(d, s, WireType::Bf16, false)
     }),
     case("sum of 4 slices, f32, and squares", [20.0, 4.0 + SQUARES], &[], |d, s| {
-        sum_slices(d, s, ElementType::F32, true)
+        sum_slices(d, s, WireType::F32, true)
     }),
     case("sum of 4 slices, bf16, and squares", [12.0, 4.0 + SQUARES], &[], |d, s| {
-        sum_slices(d, s, ElementType::Bf16, true)
+        sum_slices(d, s, WireType::Bf16, true)
     }),
+    case("sum of 4 slices, MXFP8, accumulated", [4.0 * MXFP8 + 4.0, 4.0], &[], |d, s| {
+        sum_slices(d, s, WireType::Mxfp8, false)
+    }),
+    case("gradient to MXFP8", [4.0, MXFP8], &[], quantized_gradient),
     case("grad norm", [4.0, 0.0], &[], |d, s| norm(d, s, false)),
     case("grad norm of squares", [SQUARES, 0.0], &[], |d, s| norm(d, s, true)),
     case("zero", [0.0, 4.0], &[], zero),
@@ -327,15 +333,10 @@ fn combine(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     Some(vec![device.kernels.combine(Combination::of_f32(Reduction::Sum), &operands).unwrap()])
 }
 
-fn sum_slices(
-    device: &Device,
-    size: &Size,
-    element: ElementType,
-    squared: bool,
-) -> Option<Vec<KernelLaunch>> {
+fn sum_slices(device: &Device, size: &Size, wire: WireType, squared: bool) -> Option<Vec<KernelLaunch>> {
     let operands = operands(size, |shape| {
         let elements = shape.elements();
-        let slices: Option<Vec<_>> = (0..4).map(|_| device.take(elements * element.bytes())).collect();
+        let slices: Option<Vec<_>> = (0..4).map(|_| device.take(wire.bytes(elements))).collect();
         let (into, target) = (device.take(elements * 4)?, SumTarget::More);
         let taken = squared.then(|| device.take(elements.div_ceil(SQUARED_TOGETHER) * 8));
         let squares = match taken {
@@ -344,7 +345,18 @@ fn sum_slices(
         };
         Some(SlicesOperand { slices: slices?, into, elements, target, squares })
     })?;
-    Some(vec![device.kernels.sum_slices(element, &operands, 0.25).unwrap()])
+    Some(vec![device.kernels.sum_slices(wire, &operands, 0.25).unwrap()])
+}
+
+/// A gradient as a rank begins to send it.
+fn quantized_gradient(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
+    let operands = operands(size, |shape| {
+        let (elements, target) = (shape.elements(), SumTarget::Quantized);
+        let slices = vec![device.take(elements * 4)?];
+        let into = device.take(target.wire().bytes(elements))?;
+        Some(SlicesOperand { slices, into, elements, target, squares: None })
+    })?;
+    Some(vec![device.kernels.sum_slices(WireType::F32, &operands, 1.0).unwrap()])
 }
 
 fn norm(device: &Device, size: &Size, taken: bool) -> Option<Vec<KernelLaunch>> {

@@ -103,6 +103,7 @@ fn is_of_a_weight(content: Content) -> bool {
         "Dense",
         "Gradient",
         "WireGradient",
+        "QuantizedGradient",
         "ReceivedGradient",
         "PartialGradient",
         "ReceivedPartial",

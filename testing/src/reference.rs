@@ -4,9 +4,10 @@
 use half::bf16;
 use warpweft_format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
-    partial_cast, quantize, transpose,
+    dequantize_run, partial_cast, quantize, quantize_run, transpose,
 };
 use warpweft_plan::model::{Group, Levels, Mesh};
+use warpweft_plan::op::WireType;
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 use warpweft_session::session::initial::MasterRows;
 
@@ -167,9 +168,22 @@ impl Default for Reducing {
     }
 }
 
+/// What values are once they travelled so: in MXFP8 as rows of whole blocks.
+pub fn travel(values: &mut [f32], wire: WireType) {
+    match wire {
+        WireType::F32 => {}
+        WireType::Bf16 => values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32()),
+        WireType::Mxfp8 => {
+            let (mut codes, mut scales) = (vec![0; values.len()], vec![0; values.len() / WireType::BLOCK]);
+            quantize_run(values, &mut codes, &mut scales);
+            dequantize_run(&codes, &scales, values);
+        }
+    }
+}
+
 /// The mean over ranks and micro-batches of `[rank][contribution]`, where a contribution is what is reduced
 /// at once: its ranks summed in rank order in f32, then multiplied by the reciprocal, then added to those
-/// before.
+/// before. In MXFP8 rows are whole blocks.
 pub fn mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype: ReduceDtype) -> Vec<f32> {
     mean_over_replicas(ranks, 1, micro_batches, dtype)
 }
@@ -189,11 +203,10 @@ pub fn mean_over(mesh: Mesh, ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype:
     let shards = mesh.shards() as usize;
     let factor = 1.0 / (ranks.len() * micro_batches as usize) as f32;
     sum((0..ranks[0].len()).map(|contribution| {
-        let sent = |of: &Vec<Vec<f32>>| match dtype {
-            ReduceDtype::F32 => of[contribution].clone(),
-            ReduceDtype::Bf16 => {
-                of[contribution].iter().map(|value| bf16::from_f32(*value).to_f32()).collect()
-            }
+        let sent = |of: &Vec<Vec<f32>>| {
+            let mut values = of[contribution].clone();
+            travel(&mut values, WireType::of_sums(dtype, WireType::BLOCK));
+            values
         };
         let of_replica = |replica: &[Vec<Vec<f32>>]| {
             let each: Vec<Vec<f32>> = replica.iter().map(sent).collect();
@@ -201,8 +214,9 @@ pub fn mean_over(mesh: Mesh, ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype:
                 let mut sums: Vec<Vec<f32>> =
                     sums.chunks(mesh.size(group) as usize).map(|block| sum(block.iter().cloned())).collect();
                 // What travels on is rounded as contributions are.
-                if sums.len() > 1 && dtype == ReduceDtype::Bf16 {
-                    sums.iter_mut().flatten().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+                if sums.len() > 1 {
+                    sums.iter_mut()
+                        .for_each(|values| travel(values, WireType::of_sums(dtype, WireType::BLOCK)));
                 }
                 sums
             };

@@ -7,8 +7,9 @@ use warpweft_plan::layout::{Content, PlaneRegions, Residency};
 use warpweft_plan::model::Group;
 use warpweft_plan::op::{
     self, AllReduce, ExchangeGradient, GatherPart, GatherRecords, NormRecord, Op, ReducePart, Reduction,
-    RoundGradient, SumGradient, SumPart, SumTarget,
+    RoundGradient, SumGradient, SumPart, SumTarget, WireType,
 };
+use warpweft_testing::reference::travel;
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
@@ -112,9 +113,7 @@ fn a_shard_of_zero_rows_still_joins_the_collective() {
 
 /// Slices of every rank, as they travel: nothing is summed, and the own one is not among what lands.
 fn an_exchange_brings_the_others_slices_in_rank_order() {
-    for (ranks, element) in
-        (1..=4_u32).flat_map(|ranks| [(ranks, ElementType::F32), (ranks, ElementType::Bf16)])
-    {
+    for (ranks, element) in (1..=4_u32).flat_map(|ranks| [(ranks, WireType::F32), (ranks, WireType::Bf16)]) {
         let (rows, cols) = (5, 3);
         let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
         let call = CallId::new(0);
@@ -125,7 +124,7 @@ fn an_exchange_brings_the_others_slices_in_rank_order() {
             LINK,
             Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts: vec![part] }),
         );
-        let slice = plan.weights.layout(W).stored_elements() * element.bytes();
+        let slice = plan.weights.layout(W).stored_elements() * element.bytes(1);
         let gradient = move |rank: usize| shard_bytes(rank, slice * ranks as usize);
         let found = run(plan, move |rank| {
             rank.put(from, &gradient(rank.number()));
@@ -173,29 +172,43 @@ fn weights_gathered_together_are_what_they_are_apart() {
     }
 }
 
+fn halves(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|value| bf16::from_f32(*value)).collect()
+}
+
 /// What is made of the sum of gradient `number`: as many ways as there are gradients.
 const TARGETS: [SumTarget; 3] = [SumTarget::Rows, SumTarget::First, SumTarget::More];
 
-/// Gradients that travel in f32 and in bf16, several at once: rounded on the rank, exchanged, summed in f32
+/// In what gradients are written and travel.
+const TRAVELS: [(ElementType, WireType); 4] = [
+    (ElementType::F32, WireType::F32),
+    (ElementType::F32, WireType::Bf16),
+    (ElementType::F32, WireType::Mxfp8),
+    (ElementType::Bf16, WireType::Mxfp8),
+];
+
+/// Gradients that travel in each type, several at once: rounded on the rank, exchanged, summed in f32
 /// in rank order, and in the same task accumulated as a task of its own would.
 fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
-    // The last is longer than what a backend sums at a time.
-    let shapes = [(5, 3), (96, 64), (130, 127)];
-    let specs: Vec<_> = shapes.iter().map(|(rows, cols)| sharded(*rows, *cols, Format::F32)).collect();
-    for (ranks, element) in
-        (1..=4_u32).flat_map(|ranks| [(ranks, ElementType::F32), (ranks, ElementType::Bf16)])
-    {
+    for (ranks, (written, element)) in (1..=4_u32).flat_map(|ranks| TRAVELS.map(|travels| (ranks, travels))) {
+        // The last is longer than what a backend sums at a time.
+        let shapes = match element {
+            WireType::Mxfp8 => [(5, 32), (96, 64), (130, 160)],
+            WireType::F32 | WireType::Bf16 => [(5, 3), (96, 64), (130, 127)],
+        };
+        let specs: Vec<_> = shapes.iter().map(|(rows, cols)| sharded(*rows, *cols, Format::F32)).collect();
         for turn in 0..TARGETS.len() {
             let target = |number: usize| TARGETS[(number + turn) % TARGETS.len()];
             let mut plan = Plan::new(ranks, &specs);
             let (mut parts, mut sums, mut gradients) = (Vec::new(), Vec::new(), Vec::new());
             for number in 0..shapes.len() {
                 let (weight, call) = (WeightId::at(number), CallId::new(0));
-                let mut own = plan.transient("gradient", Content::Gradient(weight, call));
+                let mut own = plan.transient("gradient", Content::written(weight, call, written));
                 gradients.push((own, plan.weights.layout(weight).shard.padded().elements()));
-                if element == ElementType::Bf16 {
-                    let to = plan.transient("rounded", Content::WireGradient(weight, call));
-                    plan.op(QUANTIZE, Op::RoundGradient(RoundGradient { weight, from: own, to }));
+                if element != WireType::F32 {
+                    let to = plan.transient("rounded", Content::travelling(weight, call, element));
+                    let round = RoundGradient { weight, element: written, from: own, wire: element, to };
+                    plan.op(QUANTIZE, Op::RoundGradient(round));
                     own = to;
                 }
                 let received = plan.transient("landed", Content::ReceivedGradient(weight, call, element));
@@ -215,12 +228,20 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
             let values = move |rank: usize, number: usize, elements: usize| {
                 let scale = [1e8, 1.0, -1e8, 3.0][rank];
                 let values = noise(elements, (10 * rank + number) as u32);
-                values.iter().map(|value| value * scale).collect::<Vec<f32>>()
+                let rounded = |value: f32| match written {
+                    ElementType::Bf16 => bf16::from_f32(value).to_f32(),
+                    _ => value,
+                };
+                values.iter().map(|value| rounded(value * scale)).collect::<Vec<f32>>()
             };
             let given = gradients.clone();
             let reduced = run(plan, move |rank| {
                 for (number, (slot, elements)) in given.iter().enumerate() {
-                    rank.put(*slot, &values(rank.number(), number, *elements));
+                    let values = values(rank.number(), number, *elements);
+                    match written {
+                        ElementType::Bf16 => rank.put(*slot, &halves(&values)),
+                        _ => rank.put(*slot, &values),
+                    }
                     let rows = *elements / ranks as usize;
                     rank.put(sums[number].into, &noise(rows, (7 * rank.number()) as u32));
                 }
@@ -230,11 +251,9 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
             let factor = 1.0 / ranks as f32;
             for (number, (_, elements)) in gradients.iter().enumerate() {
                 let sent = |rank: usize| {
-                    let sent = values(rank, number, *elements).into_iter();
-                    match element {
-                        ElementType::Bf16 => sent.map(|value| bf16::from_f32(value).to_f32()).collect(),
-                        _ => sent.collect::<Vec<f32>>(),
-                    }
+                    let mut sent = values(rank, number, *elements);
+                    travel(&mut sent, element);
+                    sent
                 };
                 let mut expected = sent(0);
                 for rank in 1..ranks as usize {
@@ -244,13 +263,13 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                 let before = (0..ranks as usize).flat_map(|rank| noise(rows, (7 * rank) as u32));
                 for (sum, before) in expected.iter_mut().zip(before) {
                     match target(number) {
-                        SumTarget::Rows | SumTarget::Rounded => {}
+                        SumTarget::Rows | SumTarget::Rounded | SumTarget::Quantized => {}
                         SumTarget::First => *sum *= factor,
                         SumTarget::More => *sum = before + *sum * factor,
                     }
                 }
                 let found: Vec<f32> = reduced.iter().flat_map(|rank| rank[number].clone()).collect();
-                assert_eq!(found, expected, "gradient {number} on {ranks} ranks in {element:?}");
+                assert_eq!(found, expected, "gradient {number} on {ranks} ranks from {written} in {element}");
             }
         }
     }

@@ -1,12 +1,14 @@
 //! Gradients that ranks sum in levels: exchanged and summed in blocks, then between them.
 
-use half::bf16;
 use warpweft_base::id::{CallId, LevelId, SlotId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::Group;
 use warpweft_plan::model::{Levels, Mesh};
-use warpweft_plan::op::{ExchangeGradient, Op, ReducePart, SumGradient, SumPart, SumTarget};
+use warpweft_plan::op::{
+    ExchangeGradient, Op, ReducePart, RoundGradient, SumGradient, SumPart, SumTarget, WireType,
+};
+use warpweft_testing::reference::travel;
 
 use super::harness::{LINK, Plan, QUANTIZE, noise, run, sharded};
 
@@ -14,19 +16,21 @@ use super::harness::{LINK, Plan, QUANTIZE, noise, run, sharded};
 /// pairs of pairs, something else is left.
 const FACTORS: [f32; 8] = [1e8, 1.0, -1e8, 3.0, 5e7, -2.0, 7.0, -5e7];
 
-/// The sum of `values`, one of each rank, block by block: members of a block in rank order, then blocks, whose sums
-/// travel in this type.
-fn summed(values: &[f32], blocks: &[u32], sums_in: ElementType) -> f32 {
+/// The sum of `values`, a gradient of each rank, block by block: members of a block in rank order, then blocks, whose
+/// sums travel in this type.
+fn summed(values: &[Vec<f32>], blocks: &[u32], sums_in: WireType) -> Vec<f32> {
     let (mut sums, mut before) = (values.to_vec(), 1);
+    let add =
+        |sum: Vec<f32>, values: Vec<f32>| sum.iter().zip(values).map(|(sum, value)| sum + value).collect();
     for block in blocks.iter().copied().chain([values.len() as u32]) {
-        let add = |members: &[f32]| members.iter().copied().reduce(|sum, value| sum + value).unwrap();
-        sums = sums.chunks((block / before) as usize).map(add).collect();
+        let members = sums.chunks((block / before) as usize);
+        sums = members.map(|members| members.iter().cloned().reduce(add).unwrap()).collect();
         before = block;
-        if sums_in == ElementType::Bf16 && sums.len() > 1 {
-            sums.iter_mut().for_each(|sum| *sum = bf16::from_f32(*sum).to_f32());
+        if sums.len() > 1 {
+            sums.iter_mut().for_each(|values| travel(values, sums_in));
         }
     }
-    sums[0]
+    sums.remove(0)
 }
 
 /// What ranks of a mesh with levels exchange and sum of one weight's gradient: one of each for every level, the slot of
@@ -34,11 +38,18 @@ fn summed(values: &[f32], blocks: &[u32], sums_in: ElementType) -> f32 {
 fn parts(
     plan: &mut Plan,
     weight: WeightId,
-    (element, sums_in): (ElementType, ElementType),
+    (element, sums_in): (WireType, WireType),
 ) -> (Vec<(ReducePart, SumPart)>, [SlotId; 2]) {
     let (call, levels) = (CallId::new(0), plan.weights.mesh.depth(Group::Shard));
-    let own = plan.transient("gradient", Content::written(weight, call, element));
-    let (mut given, mut parts) = (own, Vec::new());
+    let own = plan.transient("gradient", Content::Gradient(weight, call));
+    let mut given = own;
+    if element != WireType::F32 {
+        given = plan.transient("rounded", Content::travelling(weight, call, element));
+        let (written, wire) = (ElementType::F32, element);
+        let round = RoundGradient { weight, element: written, from: own, wire, to: given };
+        plan.op(QUANTIZE, Op::RoundGradient(round));
+    }
+    let mut parts = Vec::new();
     for level in (0..levels).map(LevelId::at) {
         let received = match level.index() {
             0 => Content::ReceivedGradient(weight, call, element),
@@ -65,9 +76,18 @@ fn parts(
 /// `ranks` ranks exchange and sum in these blocks. Every rank gets the slices of its place of its neighbours
 /// in a block, and of other blocks its own.
 fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
-    let specs = [sharded(130, 127, Format::F32), sharded(5, 3, Format::F32)];
-    let types = [ElementType::F32, ElementType::Bf16];
-    for (element, sums_in) in types.into_iter().flat_map(|element| types.map(|sums_in| (element, sums_in))) {
+    let types = [
+        (WireType::F32, WireType::F32),
+        (WireType::F32, WireType::Bf16),
+        (WireType::Bf16, WireType::F32),
+        (WireType::Bf16, WireType::Bf16),
+        (WireType::Mxfp8, WireType::Mxfp8),
+    ];
+    for (element, sums_in) in types {
+        let specs = match element {
+            WireType::Mxfp8 => [sharded(130, 160, Format::F32), sharded(5, 32, Format::F32)],
+            WireType::F32 | WireType::Bf16 => [sharded(130, 127, Format::F32), sharded(5, 3, Format::F32)],
+        };
         let mesh = Mesh::new(ranks).unwrap().with_levels(Levels::new(blocks).unwrap()).unwrap();
         let mut plan = Plan::over(mesh, &specs);
         let (exchanged, slots): (Vec<_>, Vec<_>) =
@@ -84,34 +104,26 @@ fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
             plan.weights.layouts.iter().map(|layout| layout.shard.padded().elements()).collect();
         let values = |rank: usize, number: usize, elements: usize| {
             let values = noise(elements, (10 * rank + number) as u32);
-            let round = |value: &f32| bf16::from_f32(value * FACTORS[rank]).to_f32();
-            values.iter().map(round).collect::<Vec<f32>>()
+            values.iter().map(|value| value * FACTORS[rank]).collect::<Vec<f32>>()
         };
         let given: Vec<_> =
             slots.iter().zip(&elements).map(|(slots, elements)| (*slots, *elements)).collect();
         let found = run(plan, move |rank| {
             for (number, ([slot, _], elements)) in given.iter().enumerate() {
-                let values = values(rank.number(), number, *elements);
-                match element {
-                    ElementType::Bf16 => {
-                        let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-                        rank.put(*slot, &rounded);
-                    }
-                    _ => rank.put(*slot, &values),
-                }
+                rank.put(*slot, &values(rank.number(), number, *elements));
             }
             rank.step().unwrap();
             given.iter().map(|([_, main], _)| rank.get::<f32>(*main)).collect::<Vec<_>>()
         });
         for (number, elements) in elements.into_iter().enumerate() {
-            let all: Vec<_> = (0..ranks as usize).map(|rank| values(rank, number, elements)).collect();
-            let of_ranks = |at: usize| all.iter().map(|values| values[at]).collect::<Vec<f32>>();
+            let mut all: Vec<_> = (0..ranks as usize).map(|rank| values(rank, number, elements)).collect();
+            all.iter_mut().for_each(|values| travel(values, element));
             let mean = |blocks: &[u32]| -> Vec<f32> {
-                (0..elements).map(|at| summed(&of_ranks(at), blocks, sums_in) / ranks as f32).collect()
+                summed(&all, blocks, sums_in).iter().map(|sum| sum / ranks as f32).collect()
             };
             let (found, expected): (Vec<f32>, _) =
                 (found.iter().flat_map(|rank| rank[number].clone()).collect(), mean(blocks));
-            assert_eq!(found, expected, "gradient {number} in {element:?}, sums in {sums_in:?}");
+            assert_eq!(found, expected, "gradient {number} in {element}, sums in {sums_in}");
             // Without the last level, or the first, other bits come out.
             assert!(expected != mean(&blocks[1..]) && expected != mean(&blocks[..blocks.len() - 1]));
         }

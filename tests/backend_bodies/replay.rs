@@ -1,12 +1,12 @@
 //! EX-1: a captured step, replayed, is the step that was issued.
 
 use warpweft_base::id::{CallId, SlotId, TaskId};
-use warpweft_format::{ElementType, Format};
+use warpweft_format::Format;
 use warpweft_plan::layout::{Content, Residency};
 use warpweft_plan::model::Group;
 use warpweft_plan::op::{
     self, ClearFault, ExchangeGradient, GatherPart, Op, ReducePart, SumGradient, SumPart, SumTarget,
-    ZeroPadding,
+    WireType, ZeroPadding,
 };
 
 use crate::device::most_captured_ranks;
@@ -21,7 +21,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let fault = plan.resident("fault", Content::FaultWord);
     let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
     let gradient = plan.transient("gradient", Content::Gathered(W, ROWWISE));
-    let element = ElementType::F32;
+    let element = WireType::F32;
     let received = plan.transient("landed", Content::ReceivedGradient(W, CallId::new(0), element));
     plan.op(COMPUTE, Op::ClearFault(ClearFault { fault }));
     plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from: shard, to: gathered }]);

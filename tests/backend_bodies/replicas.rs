@@ -2,12 +2,12 @@
 //! device's.
 
 use warpweft_base::id::{CallId, RankId, WeightId};
-use warpweft_format::{ElementType, Format};
+use warpweft_format::Format;
 use warpweft_plan::layout::{Content, Residency, StateLayout};
 use warpweft_plan::model::{Group, Mesh};
 use warpweft_plan::op::{
     AllGather, AllReduce, Assemble, ExchangeGradient, GatherPart, GatherRecords, NormRecord, Op, ReducePart,
-    Reduction, SumGradient, SumPart, SumTarget,
+    Reduction, SumGradient, SumPart, SumTarget, WireType,
 };
 use warpweft_plan::policy::OptimizerShard;
 
@@ -25,7 +25,7 @@ fn values(rank: usize, number: usize, elements: usize) -> Vec<f32> {
 fn sums(mesh: Mesh, captured: bool) -> Vec<Vec<Vec<f32>>> {
     let specs = [(12, 5), (96, 130)].map(|(rows, cols)| sharded(rows, cols, Format::F32));
     let mut plan = Plan::over(mesh, &specs);
-    let (call, element) = (CallId::new(0), ElementType::F32);
+    let (call, element) = (CallId::new(0), WireType::F32);
     let (mut given, mut parts, mut sums, mut pairs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for weight in (0..specs.len()).map(WeightId::at) {
         let own = plan.transient("gradient", Content::Gradient(weight, call));

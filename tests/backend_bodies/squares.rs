@@ -2,11 +2,12 @@
 
 use half::bf16;
 use warpweft_base::id::{CallId, LevelId, RankId, SlotId, WeightId};
-use warpweft_format::{ElementType, Format};
+use warpweft_format::Format;
 use warpweft_plan::layout::{Content, StateLayout, WeightLayout};
 use warpweft_plan::model::{Group, Levels, Mesh, WeightSpec};
 use warpweft_plan::op::{
     Accumulate, ExchangeGradient, GradNorm, NormRecord, Op, ReducePart, SumGradient, SumPart, SumTarget,
+    WireType,
 };
 use warpweft_plan::policy::OptimizerShard;
 use warpweft_testing::squares;
@@ -81,16 +82,10 @@ struct Counted {
     squares: Option<SlotId>,
 }
 
-fn counted(
-    plan: &mut Plan,
-    weight: WeightId,
-    element: ElementType,
-    target: SumTarget,
-    taken: bool,
-) -> Counted {
+fn counted(plan: &mut Plan, weight: WeightId, element: WireType, target: SumTarget, taken: bool) -> Counted {
     let call = CallId::new(0);
     let tree: Vec<Group> = plan.weights.layout(weight).shard.tree(plan.weights.mesh).collect();
-    let own = plan.transient("gradient", Content::written(weight, call, element));
+    let own = plan.transient("gradient", Content::travelling(weight, call, element));
     let main_grad = plan.resident("main grad", Content::MainGrad(weight));
     let squares = taken.then(|| plan.transient("squares", Content::Squares(weight)));
     let (mut given, mut parts) = (own, Vec::new());
@@ -98,11 +93,11 @@ fn counted(
         let level = LevelId::at(number);
         let received = (plan.weights.mesh.size(*group) > 1).then(|| match number {
             0 => plan.transient("received", Content::ReceivedGradient(weight, call, element)),
-            _ => plan.transient("received", Content::ReceivedPartial(weight, call, level, ElementType::F32)),
+            _ => plan.transient("received", Content::ReceivedPartial(weight, call, level, WireType::F32)),
         });
         let (into, target, squares) = match number + 1 < tree.len() {
             true => {
-                let partial = Content::PartialGradient(weight, call, level, ElementType::F32);
+                let partial = Content::PartialGradient(weight, call, level, WireType::F32);
                 (plan.transient("partial", partial), SumTarget::Rows, None)
             }
             false => (main_grad, target, squares),
@@ -118,7 +113,7 @@ fn counted(
 type Left = (NormRecord, Vec<Vec<f32>>, Vec<Option<Vec<f64>>>);
 
 /// Two steps, the second one replayed where that can be, and one with a gradient that is no number.
-fn steps(plan: &Plan, (element, target): (ElementType, SumTarget), taken: Taken) -> Vec<Vec<Left>> {
+fn steps(plan: &Plan, (element, target): (WireType, SumTarget), taken: Taken) -> Vec<Vec<Left>> {
     let mut plan = plan.clone();
     let weights: Vec<_> = (0..plan.weights.layouts.len()).map(WeightId::at).collect();
     let by_sums = |weight: WeightId| match taken {
@@ -130,7 +125,7 @@ fn steps(plan: &Plan, (element, target): (ElementType, SumTarget), taken: Taken)
         weights.iter().map(|weight| counted(&mut plan, *weight, element, target, by_sums(*weight))).collect();
     let tree: Vec<Group> = plan.weights.layouts[0].shard.tree(plan.weights.mesh).collect();
     for (level, group) in tree.into_iter().enumerate() {
-        let element = if level == 0 { element } else { ElementType::F32 };
+        let element = if level == 0 { element } else { WireType::F32 };
         let (parts, sums): (Vec<_>, _) = all.iter().map(|counted| counted.parts[level]).unzip();
         if plan.weights.mesh.size(group) > 1 {
             plan.fence(QUANTIZE, LINK);
@@ -159,14 +154,14 @@ fn steps(plan: &Plan, (element, target): (ElementType, SumTarget), taken: Taken)
         let mut left = Vec::new();
         for turn in 0..3_usize {
             for (number, (own, main_grad, squares)) in slots.iter().enumerate() {
-                let elements = rank.plan.region(*own).bytes / element.bytes();
+                let elements = rank.plan.region(*own).bytes / element.bytes(1);
                 let mut values = noise(elements, (100 * turn + 10 * rank.number() + number) as u32);
                 if (turn, number, rank.number()) == (2, 0, 0) {
                     values[1] = f32::NAN;
                 }
                 let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
                 match element {
-                    ElementType::Bf16 => rank.put(*own, &rounded),
+                    WireType::Bf16 => rank.put(*own, &rounded),
                     _ => rank.put(*own, &values),
                 }
                 // What lay after the real rows is not zero, and does not count.
@@ -199,10 +194,10 @@ fn squares_are_the_norm_s(mesh: Mesh) {
     let layouts = plan.weights.layouts.clone();
     let bits = |squares: f64| if squares.is_nan() { f64::NAN } else { squares }.to_bits();
     for how in [
-        (ElementType::F32, SumTarget::First),
-        (ElementType::Bf16, SumTarget::More),
-        (ElementType::F32, SumTarget::More),
-        (ElementType::Bf16, SumTarget::First),
+        (WireType::F32, SumTarget::First),
+        (WireType::Bf16, SumTarget::More),
+        (WireType::F32, SumTarget::More),
+        (WireType::Bf16, SumTarget::First),
     ] {
         let by_the_norm = steps(&plan, how, Taken::Norm);
         for taken in [Taken::Sums, Taken::Both] {

@@ -11,8 +11,8 @@ use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Group, Mesh};
 use warpweft_plan::op::{
-    Accumulate, Dequantize, DequantizePart, ExchangeGradient, Op, ReducePart, ReduceScatter, SumGradient,
-    SumPart, SumTarget,
+    Accumulate, Dequantize, DequantizePart, ExchangeGradient, Op, ReducePart, ReduceScatter, RoundGradient,
+    SumGradient, SumPart, SumTarget, WireType,
 };
 
 use crate::bodies::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded};
@@ -20,13 +20,9 @@ use crate::bodies::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded}
 const CALL: CallId = CallId::new(0);
 
 /// A gradient in `element` and the slot of its sum, with whatever `reduce` does in between.
-fn sums(ranks: u32, element: ElementType, reduce: impl FnOnce(&mut Plan, SlotId) -> SlotId) -> Vec<Vec<f32>> {
+fn sums(ranks: u32, element: WireType, reduce: impl FnOnce(&mut Plan, SlotId) -> SlotId) -> Vec<Vec<f32>> {
     let mut plan = Plan::new(ranks, &[sharded(5, 3, Format::F32)]);
-    let content = match element {
-        ElementType::F32 => Content::Gradient(W, CALL),
-        _ => Content::WireGradient(W, CALL),
-    };
-    let from = plan.transient("gradient", content);
+    let from = plan.transient("gradient", Content::travelling(W, CALL, element));
     let sum = reduce(&mut plan, from);
     let padded = plan.weights.layout(W).shard.padded().elements();
     // Huge and tiny values: another order of addition gives other bits.
@@ -35,7 +31,7 @@ fn sums(ranks: u32, element: ElementType, reduce: impl FnOnce(&mut Plan, SlotId)
         let values: Vec<f32> =
             noise(padded, rank.number() as u32).iter().map(|value| value * scale).collect();
         match element {
-            ElementType::F32 => rank.put(from, &values),
+            WireType::F32 => rank.put(from, &values),
             _ => rank.put(from, &values.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
         }
         rank.step().unwrap();
@@ -47,8 +43,7 @@ fn sums(ranks: u32, element: ElementType, reduce: impl FnOnce(&mut Plan, SlotId)
 /// accumulated in one pass.
 #[test]
 fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
-    for (ranks, element) in (1..=4).flat_map(|ranks| [(ranks, ElementType::F32), (ranks, ElementType::Bf16)])
-    {
+    for (ranks, element) in (1..=4).flat_map(|ranks| [(ranks, WireType::F32), (ranks, WireType::Bf16)]) {
         let by_collective = sums(ranks, element, |plan, from| {
             let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
             let into = plan.resident("main grad", Content::MainGrad(W));
@@ -85,56 +80,53 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
             into
         });
         assert!(by_ranks.iter().flatten().any(|value| *value != 0.0));
-        assert_eq!(by_collective, by_ranks, "{ranks} ranks in {element:?}");
+        assert_eq!(by_collective, by_ranks, "{ranks} ranks in {element}");
     }
 }
 
-/// A [`Plan`] with one op in an element type.
-type Case = fn(&mut Plan, ElementType) -> Op;
+fn refused(plan: Plan) -> String {
+    let world = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions::default()).unwrap();
+    let refused = Rank::start(world.backend(RankId::new(0)).unwrap(), Arc::new(plan), None).map(drop);
+    let Err(BackendError::Unsupported { reason, .. }) = refused else { panic!("{refused:?}") };
+    reason
+}
 
 /// Neither bytes nor u32, though this is as large as f32.
 #[test]
-fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
-    let scatter: Case = |plan, element| {
-        let from = plan.transient("gradient", Content::Gradient(W, CALL));
-        let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
-        Op::ReduceScatter(ReduceScatter {
-            group: Group::Shard,
-            element,
-            parts: vec![ReducePart { weight: W, from, to }],
-        })
-    };
-    let sum: Case = |plan, element| {
-        let own = plan.transient("gradient", Content::Gradient(W, CALL));
-        let into = plan.transient("reduced", Content::ReducedGradient(W, CALL));
-        let target = SumTarget::Rows;
-        Op::SumGradient(SumGradient {
-            element,
-            group: Group::Shard,
-            parts: vec![SumPart { weight: W, own, received: None, into, target, squares: None }],
-        })
-    };
-    let dequantize: Case = |plan, values| {
+fn values_of_a_weight_in_whole_numbers_are_not_bound() {
+    for values in [ElementType::U8, ElementType::U32] {
+        let mut plan = Plan::new(1, &[sharded(4, 4, Format::Bf16)]);
         let orientation = Orientation::Rowwise;
         let from = plan.transient("gathered", Content::Gathered(W, orientation));
         let to = plan.transient("dense", Content::Dense(W, orientation, ElementType::F32));
         let part = DequantizePart { weight: W, orientation, values, from, own: None, tensor_scale: None, to };
-        Op::Dequantize(Dequantize { parts: vec![part] })
-    };
-    let bind = |case: Case, element| {
-        let mut plan = Plan::new(1, &[sharded(4, 4, Format::Bf16)]);
-        let op = case(&mut plan, element);
-        plan.op(QUANTIZE, op);
-        let world = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions::default()).unwrap();
-        Rank::start(world.backend(RankId::new(0)).unwrap(), Arc::new(plan), None).map(drop)
-    };
-    for case in [scatter, sum, dequantize] {
-        bind(case, ElementType::F32).unwrap();
-        for element in [ElementType::U8, ElementType::U32] {
-            let refused = bind(case, element);
-            let Err(BackendError::Unsupported { reason, .. }) = refused else { panic!("{refused:?}") };
-            assert!(reason.contains("f32 or bf16") && reason.ends_with(&element.to_string()), "{reason}");
-        }
+        plan.op(QUANTIZE, Op::Dequantize(Dequantize { parts: vec![part] }));
+        let reason = refused(plan);
+        assert!(reason.contains("f32 or bf16") && reason.ends_with(&values.to_string()), "{reason}");
+    }
+}
+
+/// No collective adds codes, rows of four columns are no blocks, and nothing is rounded to more bits.
+#[test]
+fn gradients_in_mxfp8_are_bound_only_where_they_are_rounded_and_summed_in_blocks() {
+    let mut plan = Plan::new(1, &[sharded(4, 32, Format::Bf16)]);
+    let from = plan.transient("gradient", Content::QuantizedGradient(W, CALL));
+    let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
+    let (group, element) = (Group::Shard, WireType::Mxfp8);
+    let parts = vec![ReducePart { weight: W, from, to }];
+    plan.op(LINK, Op::ReduceScatter(ReduceScatter { group, element, parts }));
+    assert_eq!(refused(plan), "no collective sums gradients in mxfp8");
+    for (columns, wire, words) in [
+        (4, WireType::Mxfp8, "4 columns of `w` are not whole blocks of 32"),
+        (32, WireType::F32, "from f32 to f32"),
+    ] {
+        let mut plan = Plan::new(1, &[sharded(4, columns, Format::Bf16)]);
+        let from = plan.transient("gradient", Content::Gradient(W, CALL));
+        let to = plan.transient("rounded", Content::travelling(W, CALL, wire));
+        let round = RoundGradient { weight: W, element: ElementType::F32, from, wire, to };
+        plan.op(QUANTIZE, Op::RoundGradient(round));
+        let reason = refused(plan);
+        assert!(reason.contains(words), "{reason}");
     }
 }
 

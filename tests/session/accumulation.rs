@@ -100,6 +100,7 @@ fn a_sum_over_steps_has_the_bits_of_one_step_with_as_many_micro_batches() {
                 2,
                 4,
             ),
+            (Config { reduce_dtype: ReduceDtype::Mxfp8, ..replicated.clone() }, Format::NVFP4_2D, 4, 2),
             (Config { backward: Backward::Keep, ..replicated }, Format::NVFP4_2D, 4, 2),
         ];
         for (number, (config, format, ranks, batches)) in cases.into_iter().enumerate() {

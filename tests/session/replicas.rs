@@ -77,15 +77,17 @@ fn found(report: &StepReport, ranks: usize) -> Vec<u32> {
     of(0)
 }
 
-/// PL-4, EX-1. Issued and replayed, in all kinds of formats, with gradients in f32 and in bf16.
+/// PL-4, EX-1. Issued and replayed, in all kinds of formats, with gradients in f32, bf16 and MXFP8.
 #[test]
 fn all_replicas_hold_the_same_bits_at_every_step() {
     within_a_minute(async {
         for format in [Format::F32, Format::NVFP4_2D, Format::FP8_TENSOR_E4M3] {
             for (ranks, replicate) in [(2, 2), (4, 2), (6, 3)] {
-                for (capture, reduce_dtype) in
-                    [(Capture::Off, ReduceDtype::Bf16), (Capture::Step, ReduceDtype::F32)]
-                {
+                for (capture, reduce_dtype) in [
+                    (Capture::Off, ReduceDtype::Bf16),
+                    (Capture::Off, ReduceDtype::Mxfp8),
+                    (Capture::Step, ReduceDtype::F32),
+                ] {
                     let config = Config { capture, reduce_dtype, ..config(replicate) };
                     let mut session = showing(config, format).start_cpu(ranks).await.unwrap();
                     let mut seen = Vec::new();

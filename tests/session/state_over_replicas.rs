@@ -3,6 +3,7 @@
 use warpweft_format::{Format, Orientation, Shape, Via};
 use warpweft_plan::layout::{Content, Slot, WeightLayout};
 use warpweft_plan::model::{Form, Group, Levels, Model, Phase, StepProgram};
+use warpweft_plan::op::WireType;
 use warpweft_session::checkpoint::Checkpoint;
 use warpweft_session::config::{Capture, Config, Masters, Moments, OptimizerShard, ReduceDtype, Scaling};
 use warpweft_session::session::{Outcome, Session, plan_program};
@@ -227,7 +228,11 @@ fn over_the_replicas_travel_published_slices_and_slices_of_gradients() {
         (Format::Mxfp8, 2.0625),
         (Format::Bf16, 2.0),
     ];
-    let dtypes = [(ReduceDtype::F32, 4), (ReduceDtype::Bf16, 2)];
+    let dtypes = [
+        (ReduceDtype::F32, WireType::F32),
+        (ReduceDtype::Bf16, WireType::Bf16),
+        (ReduceDtype::Mxfp8, WireType::Mxfp8),
+    ];
     let all = formats.into_iter().flat_map(|format| dtypes.map(|dtype| (format, dtype)));
     for ((format, published), (reduce_dtype, wire)) in all {
         for replicas in [2, 4] {
@@ -242,14 +247,12 @@ fn over_the_replicas_travel_published_slices_and_slices_of_gradients() {
             let slice = Shape::new(512 / replicas as usize, 512);
             let planes =
                 format.stored_orientations().iter().flat_map(|side| format.compact_planes(*side, slice));
-            let bytes: usize = planes.map(|plane| plane.bytes()).sum::<usize>() + wire * slice.elements();
+            let bytes: usize =
+                planes.map(|plane| plane.bytes()).sum::<usize>() + wire.bytes(slice.elements());
             let cut = received(OptimizerShard::Replicas);
             assert_eq!(cut, bytes * (replicas - 1) as usize, "{format}");
-            assert!(
-                (cut as f64 / each - wire as f64 - published).abs() < 0.0005,
-                "{format}: {}",
-                cut as f64 / each
-            );
+            let wire = wire.bytes(32) as f64 / 32.0;
+            assert!((cut as f64 / each - wire - published).abs() < 0.0005, "{format}: {}", cut as f64 / each);
             assert_eq!(received(OptimizerShard::DpShard) as f64 / each, 8.0, "{format}");
         }
     }

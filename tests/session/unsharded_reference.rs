@@ -300,11 +300,12 @@ fn gradients_of_micro_batches_are_averaged_like_those_of_ranks() {
 
 /// What leaves a rank is rounded once; sums are f32 in rank order.
 #[test]
-fn gradients_that_travel_in_bf16_are_summed_in_f32() {
-    let dtype = ReduceDtype::Bf16;
-    equals_the_reference(Shaped::default(), Reducing { dtype, ..Reducing::default() });
-    let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
-    equals_the_reference(shaped, Reducing { every: ReduceEvery::Step, dtype, ..Reducing::default() });
+fn gradients_that_travel_in_fewer_bits_are_summed_in_f32() {
+    for dtype in [ReduceDtype::Bf16, ReduceDtype::Mxfp8] {
+        equals_the_reference(Shaped::default(), Reducing { dtype, ..Reducing::default() });
+        let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
+        equals_the_reference(shaped, Reducing { every: ReduceEvery::Step, dtype, ..Reducing::default() });
+    }
 }
 
 #[test]
@@ -344,7 +345,7 @@ fn gradients_added_up_over_steps_train_as_their_mean_does() {
     }
 }
 
-/// PL-4. Ranks of a block are added first, then blocks: in every schedule, with replicas, in both types on the wire.
+/// PL-4. Ranks of a block are added first, then blocks: in every schedule, with replicas, in each type on the wire.
 #[test]
 fn ranks_that_sum_in_levels_learn_what_an_unsharded_trainer_does_that_adds_in_their_order() {
     let levels = |blocks: &[u32]| Some(Levels::new(blocks).unwrap());
@@ -353,6 +354,7 @@ fn ranks_that_sum_in_levels_learn_what_an_unsharded_trainer_does_that_adds_in_th
         (6, 1, &[3], ReduceDtype::Bf16),
         (8, 1, &[2, 4], ReduceDtype::F32),
         (8, 2, &[2], ReduceDtype::Bf16),
+        (8, 2, &[2], ReduceDtype::Mxfp8),
     ] {
         let levels = levels(blocks);
         equals_the_reference(

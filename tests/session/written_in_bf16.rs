@@ -9,7 +9,7 @@ use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft_plan::op::{ExchangeGradient, Op};
+use warpweft_plan::op::{ExchangeGradient, Op, WireType};
 use warpweft_plan::plan::{PlanError, StepPlan};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 use warpweft_session::config::{Capture, Config};
@@ -138,7 +138,7 @@ fn gradients_written_in_bf16_give_the_bits_of_the_same_values_written_in_f32() {
     });
 }
 
-fn reductions(plan: &StepPlan) -> Vec<(ElementType, usize)> {
+fn reductions(plan: &StepPlan) -> Vec<(WireType, usize)> {
     let of = |op: &Op| match op {
         Op::ExchangeGradient(ExchangeGradient { element, parts, .. }) => Some((*element, parts.len())),
         _ => None,
@@ -156,7 +156,7 @@ fn what_a_call_writes_in_bf16_is_reduced_where_it_lies() {
     for dtype in [ReduceDtype::F32, ReduceDtype::Bf16] {
         let plan = Declared::new(Format::F32, ElementType::Bf16).plan(&config(dtype), 5);
         assert!(!rounds(&plan));
-        assert_eq!(reductions(&plan), [(ElementType::Bf16, 1); 2]);
+        assert_eq!(reductions(&plan), [(WireType::Bf16, 1); 2]);
         assert_eq!(plan.bounds.wire_bytes, whole.bounds.wire_bytes);
         assert!(plan.bounds.transient_bytes < whole.bounds.transient_bytes);
         for (_, slot) in plan.arena.entries() {
@@ -174,9 +174,9 @@ fn gradients_of_one_group_in_two_element_types_are_two_collectives() {
     let elements = [ElementType::Bf16, ElementType::F32];
     let declared = Declared { elements, grouped: true, ..Declared::new(Format::F32, ElementType::F32) };
     let plan = declared.plan(&Config::default(), 3);
-    assert_eq!(reductions(&plan), [(ElementType::Bf16, 1), (ElementType::F32, 1)]);
+    assert_eq!(reductions(&plan), [(WireType::Bf16, 1), (WireType::F32, 1)]);
     let config = Config { reduce_dtype: ReduceDtype::Bf16, ..Config::default() };
-    assert_eq!(reductions(&declared.plan(&config, 3)), [(ElementType::Bf16, 2)], "all travel in bf16");
+    assert_eq!(reductions(&declared.plan(&config, 3)), [(WireType::Bf16, 2)], "all travel in bf16");
 }
 
 /// PL-4. What would be added on the rank is written in f32; what is alone there may be written in bf16.

@@ -12,7 +12,7 @@ use warpweft_plan::model::{
 };
 use warpweft_plan::op::{
     Accumulate, AllGather, Dequantize, DequantizePart, ExchangeGradient, GatherChunk, Op, ReduceScatter,
-    SumGradient, SumTarget, Transpose, Update,
+    SumGradient, SumTarget, Transpose, Update, WireType,
 };
 use warpweft_plan::plan::{GatherStart, StepPlan};
 use warpweft_plan::policy::{
@@ -28,6 +28,11 @@ use super::{
 
 /// Does the configuration of a sample say so?
 type Chosen = fn(&Sample) -> bool;
+
+fn rounds(plan: &StepPlan, element: ElementType, wire: WireType) -> bool {
+    let is_it = |op: &Op| matches!(op, Op::RoundGradient(op) if (op.element, op.wire) == (element, wire));
+    plan.tasks.iter().any(|task| is_it(&task.op))
+}
 
 /// All there are.
 pub fn features() -> Vec<Feature> {
@@ -203,7 +208,15 @@ pub fn features() -> Vec<Feature> {
         };
         weights.iter().any(|spec| spec.frozen && is_twin(spec))
     });
-    add("gradients in bf16", |_, plan| plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient(_))));
+    add("gradients in bf16", |_, plan| rounds(plan, ElementType::F32, WireType::Bf16));
+    add("gradients in MXFP8", |_, plan| rounds(plan, ElementType::F32, WireType::Mxfp8));
+    add("gradients in MXFP8 that calls write in bf16", |_, plan| {
+        rounds(plan, ElementType::Bf16, WireType::Mxfp8)
+    });
+    add("sums of blocks in MXFP8", |_, plan| {
+        let quantizes = |op: &SumGradient| op.parts.iter().any(|part| part.target == SumTarget::Quantized);
+        plan.tasks.iter().any(|task| matches!(&task.op, Op::SumGradient(op) if quantizes(op)))
+    });
     add("gradients written in bf16, with padding and without", |sample, plan| {
         let is_padded = |weight| {
             let shard = &plan.weights.layout(weight).shard;

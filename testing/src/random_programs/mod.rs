@@ -390,7 +390,11 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
     config.backward = draw.among(&[Backward::Regather, Backward::Keep]);
     config.across_micro_batches =
         draw.among(&[AcrossMicroBatches::Regather, AcrossMicroBatches::Keep, AcrossMicroBatches::Fit]);
-    config.reduce_dtype = if draw.one_in(4) { ReduceDtype::Bf16 } else { ReduceDtype::F32 };
+    config.reduce_dtype = match draw.below(4) {
+        0 => ReduceDtype::Bf16,
+        1 => ReduceDtype::Mxfp8,
+        _ => ReduceDtype::F32,
+    };
     config.columnwise = draw.among(&[Columnwise::OnDemand, Columnwise::Keep]);
     config.reduce_every = draw.among(&[ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step]);
     config.optimizer.moments = if draw.one_in(6) { Moments::Bf16 } else { Moments::F32 };

@@ -5,7 +5,8 @@ use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft_plan::op::{
-    AddGradient, Compute, ExchangeGradient, Op, OperandRole, RoundGradient, SumGradient, ZeroPadding,
+    AddGradient, Compute, ExchangeGradient, Op, OperandRole, RoundGradient, SumGradient, WireType,
+    ZeroPadding,
 };
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
@@ -67,7 +68,8 @@ fn a_gradient_written_in_bf16_is_not_rounded_again() {
     let mut plan = training();
     let (from, to) = (gradient(&plan, "tied", 0), gradient(&plan, "tied", 1));
     let (at, of) = (reduction(&plan, "tied"), weight(&plan, "tied"));
-    insert(&mut plan, at, Op::RoundGradient(RoundGradient { weight: of, from, to }));
+    let (element, wire) = (ElementType::F32, WireType::Bf16);
+    insert(&mut plan, at, Op::RoundGradient(RoundGradient { weight: of, element, from, wire, to }));
     let says = ["PL-4", "(round gradient", "written in bf16", "reduce a gradient in bf16 as it lies"];
     let error = refused(&plan, &says);
     assert!(matches!(error, VerifyError::Gradient { .. }));
@@ -81,7 +83,7 @@ fn a_gradient_written_in_bf16_is_not_reduced_as_f32() {
     let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[at].op else {
         unreachable!()
     };
-    *element = ElementType::F32;
+    *element = WireType::F32;
     plan.tasks[at].wire_bytes *= 2;
     recount(&mut plan);
     refused(&plan, &["PL-4", "gradient of `wide` from call `first`, written in bf16"]);
@@ -95,7 +97,7 @@ fn a_gradient_written_in_f32_beside_it_does_not_travel_in_bf16() {
     let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[at].op else {
         unreachable!()
     };
-    *element = ElementType::Bf16;
+    *element = WireType::Bf16;
     plan.tasks[at].wire_bytes /= 2;
     recount(&mut plan);
     refused(

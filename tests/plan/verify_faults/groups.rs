@@ -1,10 +1,10 @@
 //! PL-2 and PL-4 for weights that travel together, and for gradients that travel in bf16.
 
 use warpweft_base::id::WeightId;
-use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{DeclareError, Form, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::{AllGather, Dequantize, ExchangeGradient, Op, RoundGradient, Transpose};
+use warpweft_plan::op::{AllGather, Dequantize, ExchangeGradient, Op, RoundGradient, Transpose, WireType};
 use warpweft_plan::plan::{GatherStart, Policy, StepPlan, verify};
 use warpweft_plan::policy::ReduceDtype;
 
@@ -237,7 +237,7 @@ fn a_rounded_gradient_is_not_read_as_f32() {
     let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[reduction].op else {
         unreachable!()
     };
-    *element = ElementType::F32;
+    *element = WireType::F32;
     refused(&plan, &["PL-4", "needs a call's gradient of", "rounded to bf16"]);
 }
 

@@ -1,10 +1,9 @@
 //! PL-4 where ranks sum in levels: every level takes what the one before left, of all ranks and of each once.
 
 use warpweft_base::id::{LevelId, SlotId};
-use warpweft_format::ElementType;
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Group, Levels, Mesh};
-use warpweft_plan::op::{ExchangeGradient, Op, ReducePart, SumGradient, SumTarget};
+use warpweft_plan::op::{ExchangeGradient, Op, ReducePart, SumGradient, SumTarget, WireType};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 use warpweft_plan::policy::ReduceDtype;
 
@@ -157,7 +156,7 @@ fn sums_of_blocks_in_another_type_than_was_requested_are_refused() {
     let mut plan = training();
     let second = exchange(&plan, 1);
     let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[second].op else { panic!() };
-    *element = ElementType::Bf16;
+    *element = WireType::Bf16;
     refused(&plan, &["PL-4", "reduces sums of the gradient of", "in bf16, which are in f32"]);
     let mut plan = training();
     let first = exchange(&plan, 0);

@@ -1,10 +1,9 @@
 //! PL-4 for gradients that every rank sums by itself: the received slices, the own slice, and their sum.
 
 use warpweft_base::id::{CallId, SlotId};
-use warpweft_format::ElementType;
 use warpweft_plan::layout::{Content, Region, Residency, Slot};
 use warpweft_plan::model::{Group, Mesh, Placement};
-use warpweft_plan::op::{Accumulate, AddGradient, ExchangeGradient, Op, SumGradient, SumTarget};
+use warpweft_plan::op::{Accumulate, AddGradient, ExchangeGradient, Op, SumGradient, SumTarget, WireType};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 
@@ -281,7 +280,7 @@ fn what_travelled_in_one_type_is_not_summed_in_another() {
     let mut plan = StepPlan::build(&accumulating_program(1), &policy, Mesh::new(4).unwrap()).unwrap();
     let sum = sum_of(&plan, "embedding", 0);
     let Op::SumGradient(SumGradient { element, .. }) = &mut plan.tasks[sum].op else { unreachable!() };
-    assert_eq!(std::mem::replace(element, ElementType::F32), ElementType::Bf16);
+    assert_eq!(std::mem::replace(element, WireType::F32), WireType::Bf16);
     refused(&plan, &["PL-4", "needs a call's gradient of `embedding`", "rounded to bf16"]);
 }
 
@@ -354,6 +353,6 @@ fn a_replicated_gradient_is_not_summed_in_slices() {
         squares: None,
     };
     plan.tasks[accumulation].op =
-        Op::SumGradient(SumGradient { element: ElementType::F32, group: Group::Shard, parts: vec![part] });
+        Op::SumGradient(SumGradient { element: WireType::F32, group: Group::Shard, parts: vec![part] });
     refused(&plan, &["PL-4", "of which every rank has all rows"]);
 }

@@ -271,6 +271,7 @@ impl<'p> Memory<'p> {
         match self.content(slot) {
             Content::Gradient(_, call)
             | Content::WireGradient(_, call)
+            | Content::QuantizedGradient(_, call)
             | Content::PartialGradient(_, call, ..)
             | Content::ReducedGradient(_, call) => Some(call),
             _ => None,

@@ -10,8 +10,8 @@ use warpweft_plan::op::{
     Accumulate, Adam, AdamOperand, AllGather, AllReduce, Assemble, ClearFault, CollectiveCall, Compute,
     CountSlots, DelayedScale, Dequantize, DequantizePart, ExchangeGradient, ExchangeRows, FusedScale,
     GatherChunk, GradNorm, MasterOperand, Op, Operand, OperandRole, PartialAmax, PartialCast, Prepare,
-    PrepareOperand, RecordAmax, ReduceScatter, Reduction, SumGradient, SumPart, SumTarget, Transform,
-    Transpose, Update, UpdateOperand,
+    PrepareOperand, RecordAmax, ReduceScatter, Reduction, RoundGradient, SumGradient, SumPart, SumTarget,
+    Transform, Transpose, Update, UpdateOperand, WireType,
 };
 use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::{renumber_collectives, restate_what_is_received};
@@ -130,6 +130,11 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
 pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
     let calls: Vec<_> = plan.tasks.iter().filter_map(|task| task.op.call()).collect();
     let other = |element| if element == ElementType::F32 { ElementType::Bf16 } else { ElementType::F32 };
+    let wires = [WireType::F32, WireType::Bf16, WireType::Mxfp8];
+    let other_wire = |wire: WireType, draw: &mut Draw| {
+        let others: Vec<_> = wires.into_iter().filter(|other| *other != wire).collect();
+        others[draw.below(others.len())]
+    };
     let turned = |orientation: &mut Orientation| {
         *orientation = match orientation {
             Orientation::Rowwise => Orientation::Columnwise,
@@ -170,18 +175,24 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             _ => chunk.end -= 64.min(chunk.end - chunk.begin - 1),
         },
         Op::ReduceScatter(ReduceScatter { group, element, .. }) => match draw.below(2) {
-            0 => *element = other(*element),
+            0 => *element = other_wire(*element, draw),
             _ => *group = *draw.of(&groups)?,
         },
         Op::ExchangeGradient(ExchangeGradient { element, group, .. }) => match draw.below(2) {
-            0 => *element = other(*element),
+            0 => *element = other_wire(*element, draw),
             _ => *group = *draw.of(&groups)?,
         },
         Op::SumGradient(SumGradient { element, group, parts }) => {
             let part = draw.below(parts.len());
-            let targets = [SumTarget::Rows, SumTarget::Rounded, SumTarget::First, SumTarget::More];
+            let targets = [
+                SumTarget::Rows,
+                SumTarget::Rounded,
+                SumTarget::Quantized,
+                SumTarget::First,
+                SumTarget::More,
+            ];
             match draw.below(4) {
-                0 => *element = other(*element),
+                0 => *element = other_wire(*element, draw),
                 1 => *group = *draw.of(&groups)?,
                 _ => {
                     let others: Vec<_> =
@@ -190,6 +201,10 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
                 }
             }
         }
+        Op::RoundGradient(RoundGradient { element, wire, .. }) => match draw.below(2) {
+            0 => *element = other(*element),
+            _ => *wire = other_wire(*wire, draw),
+        },
         Op::Dequantize(Dequantize { parts }) => {
             let part = draw.below(parts.len());
             let DequantizePart { weight, orientation, own, .. } = parts[part];

@@ -317,7 +317,7 @@ impl Memory<'_> {
                     let level = self.level(part.weight, op.group);
                     let rows = |call| match level {
                         Some((level, false)) => {
-                            Content::PartialGradient(part.weight, call, level, part.target.element())
+                            Content::PartialGradient(part.weight, call, level, part.target.wire())
                         }
                         _ if in_slices => Content::SummedGradient(part.weight, call),
                         _ => Content::ReducedGradient(part.weight, call),
@@ -326,6 +326,9 @@ impl Memory<'_> {
                     let (wanted, made) = match part.target {
                         SumTarget::Rows => (self.call_of(part.own).map(rows), sum),
                         SumTarget::Rounded => (self.call_of(part.own).map(rows), Cell::of(("rounded", sum))),
+                        SumTarget::Quantized => {
+                            (self.call_of(part.own).map(rows), Cell::of(("quantized", sum)))
+                        }
                         SumTarget::First => (main_grad, Cell::of(("mean", sum))),
                         SumTarget::More => (main_grad, Cell::of(("mean", sum, self.read(part.into)))),
                     };
@@ -337,8 +340,9 @@ impl Memory<'_> {
             }
             Op::RoundGradient(op) => {
                 let (rows, zeroed) = self.gradient(op.weight, op.from);
-                let wanted = self.call_of(op.from).map(|call| Content::WireGradient(op.weight, call));
-                self.put(op.to, wanted, Cell { zeroed, ..Cell::of((name, op.weight, rows)) });
+                let wanted = self.call_of(op.from).map(|call| Content::travelling(op.weight, call, op.wire));
+                let made = Cell::of((name, op.weight, (op.element, op.wire), rows));
+                self.put(op.to, wanted, Cell { zeroed, ..made });
             }
             Op::AddGradient(op) => {
                 let (added, sum) = (self.read(op.from), self.read(op.into));

@@ -15,10 +15,12 @@ use warpweft_plan::model::{
     Call, Collective, CollectiveKind, Form, Gradient, Lifetime, NonNegative, Placement, Role, TensorParallel,
     WeightSpec,
 };
-use warpweft_plan::policy::{Masters, Moments, ReduceDtype, ReduceEvery};
+use warpweft_plan::op::WireType;
+use warpweft_plan::policy::{Masters, Moments, ReduceEvery};
 use warpweft_session::config::Scaling;
 use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::random_programs::{Sample, bound_counts, counts_beside, filled};
+use warpweft_testing::reference::travel;
 
 use super::closure::{self, Digest, has_tensor_scale};
 use super::parameter::{Parameter, transformed};
@@ -440,10 +442,10 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
             };
         of.chunk_by(is_one).map(|all| sum(all.iter().map(|(.., values)| values.clone()))).collect()
     };
+    let columns = sample.weights().layout(weight).shard.shape.cols;
+    let wire = WireType::of_sums(sample.config.reduce_dtype, columns);
     let sent = |mut values: Vec<f32>| {
-        if sample.config.reduce_dtype == ReduceDtype::Bf16 {
-            round(&mut values);
-        }
+        travel(&mut values, wire);
         values
     };
     let ranks: Vec<Vec<Vec<f32>>> =
@@ -467,8 +469,8 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
             sums = sums.chunks(block / before).map(|of| sum(of.iter().cloned())).collect();
             before = block;
             // What travels on is rounded as contributions are: to other blocks, and to other replicas in slices.
-            if (sums.len() > 1 || in_slices) && sample.config.reduce_dtype == ReduceDtype::Bf16 {
-                sums.iter_mut().for_each(|values| round(values));
+            if sums.len() > 1 || in_slices {
+                sums.iter_mut().for_each(|values| travel(values, wire));
             }
         }
         sums.remove(0)

@@ -18,9 +18,9 @@ use super::op_error::OpError;
 use super::squares::{self, OfRank};
 use crate::local::{Accumulate, CastVote, GradNorm, NormSource, Round, RowSum, SumGradient, TakenSquares};
 use warpweft_base::id::RankId;
-use warpweft_format::ElementType;
+use warpweft_format::{ElementType, dequantize_run, quantize_run};
 use warpweft_plan::layout::Region;
-use warpweft_plan::op::{NormRecord, SQUARED_TOGETHER, SumTarget, Vote};
+use warpweft_plan::op::{NormRecord, SQUARED_TOGETHER, SumTarget, Vote, WireType};
 
 /// What is summed at a time.
 const BLOCK: usize = SQUARED_TOGETHER;
@@ -81,22 +81,33 @@ pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> 
 
 /// Sums the rank's slices of gradients in rank order, and accumulates the sums where that is requested.
 pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpError> {
-    let bytes = op.element.bytes();
     let mut block = [0.0_f32; BLOCK];
+    let mut decoded = [0.0_f32; BLOCK];
     for sum in &op.sums {
-        let elements = sum.into.bytes / sum.target.element().bytes();
+        let elements = sum.elements;
         let mut taken = Squares::of(sum.squares, arena)?;
         for begin in (0..elements).step_by(BLOCK) {
             let length = BLOCK.min(elements - begin);
             let block = &mut block[..length];
             for (position, slice) in sum.slices.iter().enumerate() {
-                let part = slice.part(begin * bytes, length * bytes).ok_or(OpError::Slice)?;
+                let part = || {
+                    let part = slice.part(op.element.bytes(begin), op.element.bytes(length));
+                    part.ok_or(OpError::Slice)
+                };
                 match op.element {
-                    ElementType::Bf16 => {
-                        let values = arena.read::<bf16>(part)?;
+                    WireType::F32 => {
+                        add(block, arena.read::<f32>(part()?)?.iter().copied(), position == 0);
+                    }
+                    WireType::Bf16 => {
+                        let values = arena.read::<bf16>(part()?)?;
                         add(block, values.iter().map(|value| value.to_f32()), position == 0);
                     }
-                    _ => add(block, arena.read::<f32>(part)?.iter().copied(), position == 0),
+                    WireType::Mxfp8 => {
+                        let (codes, scales) = run(*slice, elements, (begin, length))?;
+                        let values = &mut decoded[..length];
+                        dequantize_run(&arena.read::<u8>(codes)?, &arena.read::<u8>(scales)?, values);
+                        add(block, values.iter().copied(), position == 0);
+                    }
                 }
             }
             store(block, begin, sum, op.factor, &mut taken, arena)?;
@@ -114,21 +125,25 @@ fn store(
     taken: &mut Squares<'_>,
     arena: &Arena,
 ) -> Result<(), OpError> {
-    let bytes = sum.target.element().bytes();
-    let into = sum.into.part(begin * bytes, block.len() * bytes).ok_or(OpError::Slice)?;
+    let wire = sum.target.wire();
+    let into = || sum.into.part(wire.bytes(begin), wire.bytes(block.len())).ok_or(OpError::Slice);
     match sum.target {
-        SumTarget::Rows => arena.write::<f32>(into)?.copy_from_slice(block),
+        SumTarget::Quantized => {
+            let (codes, scales) = run(sum.into, sum.elements, (begin, block.len()))?;
+            quantize_run(block, &mut arena.write::<u8>(codes)?, &mut arena.write::<u8>(scales)?);
+        }
+        SumTarget::Rows => arena.write::<f32>(into()?)?.copy_from_slice(block),
         SumTarget::Rounded => {
-            let mut rows = arena.write::<bf16>(into)?;
+            let mut rows = arena.write::<bf16>(into()?)?;
             rows.iter_mut().zip(block).for_each(|(row, sum)| *row = bf16::from_f32(*sum));
         }
         SumTarget::First => {
-            let mut rows = arena.write::<f32>(into)?;
+            let mut rows = arena.write::<f32>(into()?)?;
             rows.iter_mut().zip(block).for_each(|(row, sum)| *row = sum * factor);
             taken.take(begin / BLOCK, &rows);
         }
         SumTarget::More => {
-            let mut rows = arena.write::<f32>(into)?;
+            let mut rows = arena.write::<f32>(into()?)?;
             rows.iter_mut().zip(block).for_each(|(row, sum)| *row += sum * factor);
             taken.take(begin / BLOCK, &rows);
         }
@@ -146,12 +161,46 @@ fn add(sums: &mut [f32], values: impl Iterator<Item = f32>, first: bool) {
     }
 }
 
-/// Rounds a full gradient to bf16, to nearest even.
+/// Where codes and scales are of some elements, first and number, of a run of `elements`: whole blocks.
+fn run(whole: Region, elements: usize, (begin, length): (usize, usize)) -> Result<(Region, Region), OpError> {
+    let scales = elements + begin / WireType::BLOCK;
+    let parts = whole.part(begin, length).zip(whole.part(scales, length / WireType::BLOCK));
+    parts.ok_or(OpError::Slice)
+}
+
+/// Rounds a full gradient to what it travels in: to bf16, to nearest even, or to MXFP8.
 pub(super) fn round(op: &Round, arena: &Arena) -> Result<(), OpError> {
+    if op.wire == WireType::Mxfp8 {
+        return quantize(op, arena);
+    }
     let from = arena.read::<f32>(op.from)?;
     let mut to = arena.write::<bf16>(op.to)?;
     for (rounded, value) in to.iter_mut().zip(from.iter()) {
         *rounded = bf16::from_f32(*value);
+    }
+    Ok(())
+}
+
+/// The same to MXFP8: run after run, each its codes and then its scales.
+fn quantize(op: &Round, arena: &Arena) -> Result<(), OpError> {
+    let mut widened = [0.0_f32; BLOCK];
+    let (bytes, run_bytes) = (op.element.bytes(), op.wire.bytes(op.unit));
+    for number in 0..op.shape.elements().checked_div(op.unit).unwrap_or(0) {
+        let to = op.to.part(run_bytes * number, run_bytes).ok_or(OpError::Slice)?;
+        for begin in (0..op.unit).step_by(BLOCK) {
+            let length = BLOCK.min(op.unit - begin);
+            let from = op.from.part((number * op.unit + begin) * bytes, length * bytes);
+            let from = from.ok_or(OpError::Slice)?;
+            let (codes, scales) = run(to, op.unit, (begin, length))?;
+            let (mut codes, mut scales) = (arena.write::<u8>(codes)?, arena.write::<u8>(scales)?);
+            if op.element == ElementType::Bf16 {
+                let values = arena.read::<bf16>(from)?;
+                widened.iter_mut().zip(values.iter()).for_each(|(wide, value)| *wide = value.to_f32());
+                quantize_run(&widened[..length], &mut codes, &mut scales);
+            } else {
+                quantize_run(&arena.read::<f32>(from)?, &mut codes, &mut scales);
+            }
+        }
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use warpweft_format::{ElementType, PlaneSpec, Shape};
 use warpweft_plan::layout::{PlaneRegions, Region};
 use warpweft_plan::model::{CollectiveKind, Group};
 use warpweft_plan::op::{
-    self, Chunk, CollectiveCall, Division, GatherPart, NormRecord, ReducePart, Reduction,
+    self, Chunk, CollectiveCall, Division, GatherPart, NormRecord, ReducePart, Reduction, WireType,
 };
 
 /// One collective, bound to one rank.
@@ -180,10 +180,10 @@ impl Collective {
     pub(super) fn reduce_scatter(
         binder: &Binder<'_>,
         group: Group,
-        element: ElementType,
+        wire: WireType,
         parts: &[ReducePart],
     ) -> Result<Self, Refusal> {
-        summed_in(element)?;
+        let element = wire.element().ok_or_else(|| format!("no collective sums gradients in {wire}"))?;
         let mut scatters = Vec::new();
         for ReducePart { weight, from, to } in parts {
             let layout = binder.weight(*weight)?;
@@ -203,7 +203,7 @@ impl Collective {
     /// A rank has as many runs of slices, one for each rank of the group, as it takes slices from each.
     pub(super) fn exchange_gradient(
         binder: &Binder<'_>,
-        element: ElementType,
+        wire: WireType,
         group: Group,
         parts: &[ReducePart],
     ) -> Result<Self, Refusal> {
@@ -212,7 +212,7 @@ impl Collective {
         for ReducePart { weight, from, to } in parts {
             spread(binder, *weight)?;
             let slice = binder.weight(*weight)?.shard.summed_over(group);
-            let bytes = slice.elements() * element.bytes();
+            let bytes = wire.bytes(slice.elements());
             let source = binder.bytes(*from, bytes * ranks * runs)?;
             let received = binder.bytes(*to, bytes * (ranks - 1) * runs)?;
             let run = |region: Region, slices: usize, run: usize| Region {
@@ -394,16 +394,6 @@ fn combined_in(element: ElementType) -> Result<ElementType, Refusal> {
         ElementType::F32 | ElementType::Bf16 => Ok(element),
         ElementType::U8 | ElementType::U32 => {
             Err(format!("values of ranks are combined in f32 or bf16, not in {element}"))
-        }
-    }
-}
-
-/// Gradients are summed in two element types, by whatever op.
-pub(super) fn summed_in(element: ElementType) -> Result<(), Refusal> {
-    match element {
-        ElementType::F32 | ElementType::Bf16 => Ok(()),
-        ElementType::U8 | ElementType::U32 => {
-            Err(format!("gradients are summed in f32 or bf16, not in {element}"))
         }
     }
 }

@@ -9,17 +9,17 @@
 //!   replica, a replicated weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks
 //!   contribute only their fault words. Slices of a shard are on all ranks, each once.
 
-use half::bf16;
-
 use super::Refusal;
 use super::binder::Binder;
-use super::collective::{spread, summed_in};
+use super::collective::spread;
 use warpweft_base::id::{RankId, SlotId, WeightId};
 use warpweft_format::ElementType;
 use warpweft_format::Shape;
 use warpweft_plan::layout::{Region, WeightLayout};
 use warpweft_plan::model::{Group, Placement};
-use warpweft_plan::op::{self, NormRecord, SQUARED_TOGETHER, SumPart, SumTarget, Vote};
+use warpweft_plan::op::{
+    self, NormRecord, RoundGradient, SQUARED_TOGETHER, SumPart, SumTarget, Vote, WireType,
+};
 
 /// Adds a gradient into a sum.
 #[derive(Debug)]
@@ -65,8 +65,8 @@ impl Accumulate {
 /// Sums the rank's slices of gradients.
 #[derive(Debug)]
 pub struct SumGradient {
-    /// The element type of the slices.
-    pub element: ElementType,
+    /// The type of the slices.
+    pub element: WireType,
     /// The factor that turns a sum into the mean.
     pub factor: f32,
     pub sums: Vec<RowSum>,
@@ -78,6 +78,8 @@ pub struct RowSum {
     /// The slices, in rank order.
     pub slices: Vec<Region>,
     pub into: Region,
+    /// Of each of them.
+    pub elements: usize,
     pub target: SumTarget,
     pub squares: Option<TakenSquares>,
 }
@@ -107,11 +109,10 @@ impl TakenSquares {
 impl SumGradient {
     pub(super) fn resolve(
         binder: &Binder<'_>,
-        element: ElementType,
+        element: WireType,
         group: Group,
         parts: &[SumPart],
     ) -> Result<Self, Refusal> {
-        summed_in(element)?;
         let mut sums = Vec::with_capacity(parts.len());
         let mut factors = Vec::with_capacity(parts.len());
         for part in parts {
@@ -127,10 +128,11 @@ impl SumGradient {
 }
 
 impl RowSum {
-    /// One for each slice that the rank sums: they lie in runs, as they were exchanged.
+    /// One for each slice that the rank sums: they lie in runs, as they were exchanged. Where scales follow the codes
+    /// of a slice of a shard, one for each of these.
     fn resolve(
         binder: &Binder<'_>,
-        element: ElementType,
+        element: WireType,
         group: Group,
         part: &SumPart,
     ) -> Result<Vec<Self>, Refusal> {
@@ -139,7 +141,12 @@ impl RowSum {
         let (ranks, runs) = binder.of_group(group)?;
         let position = binder.binding.weights.mesh.position(binder.binding.rank, group) as usize;
         let elements = layout.shard.summed_over(group).elements();
-        let bytes = elements * element.bytes();
+        let left = part.target.wire();
+        let units = match (element, left) {
+            (WireType::Mxfp8, _) | (_, WireType::Mxfp8) => units(layout, elements)?,
+            _ => 1,
+        };
+        let bytes = element.bytes(elements);
         let of = |region: Region, bytes: usize, number: usize| {
             let slice = region.part(bytes * number, bytes);
             slice.ok_or_else(|| format!("a slot of `{}` has too few slices", layout.name))
@@ -155,24 +162,38 @@ impl RowSum {
                 ));
             }
         };
-        let left = part.target.element();
-        let into = match left {
-            ElementType::Bf16 => binder.elements::<bf16>(part.into, elements * runs)?,
-            _ => binder.elements::<f32>(part.into, elements * runs)?,
-        };
-        if part.squares.is_some() && (runs != 1 || !part.target.accumulates()) {
+        let into = binder.bytes(part.into, left.bytes(elements) * runs)?;
+        if part.squares.is_some() && (runs * units != 1 || !part.target.accumulates()) {
             let name = &layout.name;
             return Err(format!("squares of `{name}` are taken of {runs} slices that are no main grad"));
         }
         let squares = TakenSquares::resolve(binder, layout, part.squares)?;
-        let sum = |run: usize| {
-            let peers = (0..ranks - 1).map(|number| of(received, bytes, run * (ranks - 1) + number));
+        let sum = |run: usize, unit: usize| {
+            let within = |whole: Region, wire: WireType| of(whole, wire.bytes(elements / units), unit);
+            let slice = |region: Region, number: usize| within(of(region, bytes, number)?, element);
+            let peers = (0..ranks - 1).map(|number| slice(received, run * (ranks - 1) + number));
             let mut slices = peers.collect::<Result<Vec<_>, Refusal>>()?;
-            slices.insert(position, of(own, bytes, run * ranks + position)?);
-            let into = of(into, elements * left.bytes(), run)?;
-            Ok(Self { slices, into, target: part.target, squares })
+            slices.insert(position, slice(own, run * ranks + position)?);
+            let into = within(of(into, left.bytes(elements), run)?, left)?;
+            Ok(Self { slices, into, elements: elements / units, target: part.target, squares })
         };
-        (0..runs).map(sum).collect()
+        (0..runs)
+            .flat_map(|run| (0..units).map(move |unit| (run, unit)))
+            .map(|(run, unit)| sum(run, unit))
+            .collect()
+    }
+}
+
+/// How many runs of codes with their scales so many elements of a gradient are: one for each rank's rows among them.
+fn units(layout: &WeightLayout, elements: usize) -> Result<usize, Refusal> {
+    let (unit, name) = (layout.stored_elements(), &layout.name);
+    if !layout.shard.shape.cols.is_multiple_of(WireType::BLOCK) {
+        let columns = layout.shard.shape.cols;
+        return Err(format!("the {columns} columns of `{name}` are not whole blocks of {}", WireType::BLOCK));
+    }
+    match elements.checked_div(unit) {
+        Some(units) if elements.is_multiple_of(unit) => Ok(units),
+        _ => Ok(1),
     }
 }
 
@@ -183,27 +204,41 @@ fn mean(binder: &Binder<'_>, weight: WeightId) -> Result<f32, Refusal> {
     Ok(1.0 / (ranks * binder.binding.micro_batches as usize) as f32)
 }
 
-/// Rounds a full gradient to bf16.
+/// Rounds a full gradient to what it travels in.
 #[derive(Debug)]
 pub struct Round {
+    /// In f32 or bf16.
+    pub element: ElementType,
     pub from: Region,
+    /// In bf16 or MXFP8.
+    pub wire: WireType,
     pub to: Region,
     /// The shape of the padded weight: a row of the gradient is a row of it.
     pub shape: Shape,
+    /// In MXFP8: elements of what is in one run of codes with their scales, and nothing else lies in between.
+    pub unit: usize,
 }
 
 impl Round {
     pub(super) fn resolve(
         binder: &Binder<'_>,
-        weight: WeightId,
-        from: SlotId,
-        to: SlotId,
+        RoundGradient { weight, element, from, wire, to }: &RoundGradient,
     ) -> Result<Self, Refusal> {
-        let shape = binder.weight(weight)?.shard.padded();
+        let (element, wire) = (*element, *wire);
+        let layout = binder.weight(*weight)?;
+        let (shape, name) = (layout.shard.padded(), &layout.name);
+        let units = match (element, wire) {
+            (ElementType::F32, WireType::Bf16) => 1,
+            (ElementType::F32 | ElementType::Bf16, WireType::Mxfp8) => units(layout, shape.elements())?,
+            _ => return Err(format!("nothing rounds a gradient of `{name}` from {element} to {wire}")),
+        };
         Ok(Self {
-            from: binder.elements::<f32>(from, shape.elements())?,
-            to: binder.elements::<bf16>(to, shape.elements())?,
+            element,
+            from: binder.bytes(*from, shape.elements() * element.bytes())?,
+            wire,
+            to: binder.bytes(*to, wire.bytes(shape.elements()))?,
             shape,
+            unit: shape.elements() / units.max(1),
         })
     }
 }

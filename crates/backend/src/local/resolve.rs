@@ -155,7 +155,7 @@ impl Binder<'_> {
             Op::SumGradient(op) => {
                 LocalOp::SumGradient(SumGradient::resolve(self, op.element, op.group, &op.parts)?)
             }
-            Op::RoundGradient(op) => LocalOp::Round(Round::resolve(self, op.weight, op.from, op.to)?),
+            Op::RoundGradient(op) => LocalOp::Round(Round::resolve(self, op)?),
             Op::AddGradient(op) => LocalOp::Accumulate(Accumulate::whole(self, op.weight, op.from, op.into)?),
             Op::Accumulate(op) => LocalOp::Accumulate(Accumulate::resolve(self, op)?),
             Op::GradNorm(op) => LocalOp::GradNorm(GradNorm::resolve(self, op)?),

@@ -131,7 +131,7 @@ pub fn bench_stack(
     stop: &AtomicBool,
     say: &mut dyn FnMut(&str),
 ) -> Result<StackReport, MeasureError> {
-    if options.reduce_dtype.travels(options.gradients) != options.reduce_dtype.element() {
+    if (options.reduce_dtype, options.gradients) == (ReduceDtype::F32, ElementType::Bf16) {
         return Err(MeasureError::Gradients);
     }
     let (base, machine) = surroundings(options)?;

@@ -210,7 +210,7 @@ mod tests {
 
     use super::*;
     use warpweft_cuda::linear::Recipe;
-    use warpweft_plan::op::{ExchangeGradient, Op};
+    use warpweft_plan::op::{ExchangeGradient, Op, WireType};
     use warpweft_plan::plan::StepPlan;
     use warpweft_session::config::{Config, Prefetch};
     use warpweft_session::session::plan_program;
@@ -341,10 +341,7 @@ mod tests {
                     assert_eq!(count(&plan, "sum gradient"), exchanges, "{what}");
                     // f32 was requested: what travels in bf16 was written so.
                     let halves = |op: &Op| {
-                        matches!(
-                            op,
-                            Op::ExchangeGradient(ExchangeGradient { element: ElementType::Bf16, .. })
-                        )
+                        matches!(op, Op::ExchangeGradient(ExchangeGradient { element: WireType::Bf16, .. }))
                     };
                     let written = if element == ElementType::Bf16 { exchanges } else { 0 };
                     assert_eq!(plan.tasks.iter().filter(|task| halves(&task.op)).count(), written, "{what}");

@@ -171,6 +171,7 @@ impl StackReport {
             reduce_dtype: match options.reduce_dtype {
                 warpweft_plan::policy::ReduceDtype::F32 => "f32",
                 warpweft_plan::policy::ReduceDtype::Bf16 => "bf16",
+                warpweft_plan::policy::ReduceDtype::Mxfp8 => "mxfp8",
             },
             rows: Vec::new(),
         };

@@ -21,6 +21,7 @@ use warpweft_backend::local::{
 use warpweft_format::{ElementType, Format, Orientation, Shape, Via};
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::Gradient;
+use warpweft_plan::op::{SumTarget, WireType};
 
 /// What preparing needs: the kernels, and where the arena begins.
 pub(super) struct Preparation<'a> {
@@ -203,8 +204,11 @@ impl Preparation<'_> {
         parts.chunk_by(|one, other| kind(one) == kind(other)).filter_map(launch).collect()
     }
 
-    /// A cast to bf16 of values that were not rounded before.
+    /// A cast to bf16 of values that were not rounded before; to MXFP8, sums of one slice for each run.
     pub(super) fn round(&self, op: &Round) -> Result<KernelLaunch, CudaFailure> {
+        if op.wire == WireType::Mxfp8 {
+            return self.quantize(op);
+        }
         let operand = CastOperand {
             fragment: MasterFragment::whole(self.at(op.from), op.shape),
             encode: DeviceAddress::NULL,
@@ -215,11 +219,24 @@ impl Preparation<'_> {
         self.kernels.partial_cast(Format::Bf16, Via::None, &[operand], DeviceAddress::NULL)
     }
 
+    fn quantize(&self, op: &Round) -> Result<KernelLaunch, CudaFailure> {
+        let element = if op.element == ElementType::Bf16 { WireType::Bf16 } else { WireType::F32 };
+        let runs = op.shape.elements().checked_div(op.unit).unwrap_or(0);
+        let operand = |run: usize| SlicesOperand {
+            slices: vec![self.at(op.from).plus(run * element.bytes(op.unit))],
+            into: self.at(op.to).plus(run * op.wire.bytes(op.unit)),
+            elements: op.unit,
+            target: SumTarget::Quantized,
+            squares: None,
+        };
+        self.kernels.sum_slices(element, &(0..runs).map(operand).collect::<Vec<_>>(), 1.0)
+    }
+
     pub(super) fn sum_gradient(&self, op: &SumGradient) -> Result<KernelLaunch, CudaFailure> {
         let operands = op.sums.iter().map(|sum| SlicesOperand {
             slices: sum.slices.iter().map(|slice| self.at(*slice)).collect(),
             into: self.at(sum.into),
-            elements: sum.into.bytes / sum.target.element().bytes(),
+            elements: sum.elements,
             target: sum.target,
             squares: sum.squares.map(|taken| (self.at(taken.to), taken.elements)),
         });

@@ -10,15 +10,14 @@ use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
 use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
-use warpweft_format::ElementType;
-use warpweft_plan::op::SumTarget;
+use warpweft_plan::op::{SumTarget, WireType};
 
 /// Slices of one gradient that are summed into one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicesOperand {
     /// The ranks' slices, in rank order; at least one.
     pub slices: Vec<DeviceAddress>,
-    /// The result, f32, or bf16 where the sum is rounded; written or updated; none of the slices.
+    /// The result, f32, or what a rounded sum travels in ([`SumTarget::wire`]); written or updated; none of the slices.
     pub into: DeviceAddress,
     /// Number of elements of a slice.
     pub elements: usize,
@@ -56,10 +55,10 @@ struct SlicesArguments {
 /// `TILE` of the kernels.
 const TILE: u64 = 4096;
 
-/// `ROWS`, what begins a sum, `MORE` and `ROUNDED` of the kernels.
+/// `ROWS`, what begins a sum, `MORE` and `ROUNDED` of the kernels; those that quantize do not ask.
 pub(super) const fn number(target: SumTarget) -> u16 {
     match target {
-        SumTarget::Rows => 0,
+        SumTarget::Rows | SumTarget::Quantized => 0,
         SumTarget::First => 1,
         SumTarget::More => 2,
         SumTarget::Rounded => 3,
@@ -67,23 +66,32 @@ pub(super) const fn number(target: SumTarget) -> u16 {
 }
 
 impl Kernels {
-    /// The sums of slices in rank order in f32: as they are, or rounded to bfloat16, or multiplied by `factor`,
-    /// rounded, and stored or added. Slices are f32 or bfloat16.
+    /// The sums of slices in rank order in f32: as they are, or rounded to what they travel in, or multiplied by
+    /// `factor`, rounded, and stored or added.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for no slices, another element type, an address that is missing or misaligned.
+    /// [`CudaFailure::Refused`] for no slices, an address that is missing or misaligned, MXFP8 of elements that are not
+    /// whole blocks, and sums to MXFP8 together with others.
     pub fn sum_slices(
         &self,
-        element: ElementType,
+        element: WireType,
         operands: &[SlicesOperand],
         factor: f32,
     ) -> Result<KernelLaunch, CudaFailure> {
-        let name = match element {
-            ElementType::F32 => c"sum_slices_f32",
-            ElementType::Bf16 => c"sum_slices_bf16",
-            ElementType::U8 | ElementType::U32 => {
-                return Err(CudaFailure::Refused(format!("no sum of {element} slices")));
-            }
+        let is_quantized = |operand: &SlicesOperand| operand.target == SumTarget::Quantized;
+        let quantizes = operands.iter().any(is_quantized);
+        if quantizes && !operands.iter().all(is_quantized) {
+            return Err(CudaFailure::Refused(
+                "sums that are quantized are launched apart from others".into(),
+            ));
+        }
+        let name = match (element, quantizes) {
+            (WireType::F32, false) => c"sum_slices_f32",
+            (WireType::F32, true) => c"quantize_slices_f32",
+            (WireType::Bf16, false) => c"sum_slices_bf16",
+            (WireType::Bf16, true) => c"quantize_slices_bf16",
+            (WireType::Mxfp8, false) => c"sum_slices_mxfp8",
+            (WireType::Mxfp8, true) => c"quantize_slices_mxfp8",
         };
         for operand in operands {
             check(operand, element)?;
@@ -121,14 +129,30 @@ impl Kernels {
     }
 }
 
-fn check(operand: &SlicesOperand, element: ElementType) -> Result<(), CudaFailure> {
+/// How many bytes the addresses of its values are multiples of.
+const fn alignment(wire: WireType) -> u64 {
+    match wire {
+        WireType::F32 => 4,
+        WireType::Bf16 => 2,
+        WireType::Mxfp8 => 1,
+    }
+}
+
+fn check(operand: &SlicesOperand, element: WireType) -> Result<(), CudaFailure> {
     if operand.slices.is_empty() {
         return Err(CudaFailure::Refused("no rank contributes to a sum".into()));
     }
+    let in_blocks = [element, operand.target.wire()].contains(&WireType::Mxfp8);
+    if in_blocks && !operand.elements.is_multiple_of(WireType::BLOCK) {
+        return Err(CudaFailure::Refused(format!(
+            "{} elements are not whole blocks of MXFP8",
+            operand.elements
+        )));
+    }
     present("a sum", operand.into)?;
-    element_aligned("a sum", operand.into, operand.target.element().bytes() as u64)?;
+    element_aligned("a sum", operand.into, alignment(operand.target.wire()))?;
     if let Some((squares, _)) = operand.squares {
-        if operand.target == SumTarget::Rounded {
+        if !matches!(operand.target.wire(), WireType::F32) {
             return Err(CudaFailure::Refused("squares are taken of sums that are not rounded".into()));
         }
         present("squares", squares)?;
@@ -136,7 +160,7 @@ fn check(operand: &SlicesOperand, element: ElementType) -> Result<(), CudaFailur
     }
     for slice in &operand.slices {
         present("a rank's slice", *slice)?;
-        element_aligned("a rank's slice", *slice, element.bytes() as u64)?;
+        element_aligned("a rank's slice", *slice, alignment(element))?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use super::state::StateLayout;
 use super::weight::PlaneRegions;
 use super::weights::Weights;
 use crate::model::{Group, Hyperparameters, Mesh};
-use crate::op::{NormRecord, SQUARED_TOGETHER, Vote};
+use crate::op::{NormRecord, SQUARED_TOGETHER, Vote, WireType};
 use warpweft_base::id::{BucketId, BufferId, CallId, LevelId, MicroBatchId, StateId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, Shape};
 
@@ -85,16 +85,19 @@ pub enum Content {
     /// A gradient as it travels, bf16 `[padded rows, cols]`: from a call that writes it in bf16, or rounded
     /// from this call's f32 gradient or the sum that begins with it.
     WireGradient(WeightId, CallId),
+    /// The same in MXFP8: of every rank's rows, or slice of these, codes `[rows, cols]`, then scales
+    /// `[rows, cols / 32]`.
+    QuantizedGradient(WeightId, CallId),
     /// The other ranks' slices of that gradient that this rank sums, in rank order without its own: of its rows,
-    /// `[shards - 1, rows_per_rank, cols]` in the element type in which it travels. Where sums have levels, those of
+    /// `[shards - 1, rows_per_rank, cols]` in the type in which it travels. Where sums have levels, those of
     /// its block: `[slices, block - 1, rows_per_rank, cols]`.
-    ReceivedGradient(WeightId, CallId, ElementType),
+    ReceivedGradient(WeightId, CallId, WireType),
     /// The sums of that gradient over this rank's block of a level, which is not the last, as they travel on:
-    /// `[slices, rows_per_rank, cols]` in f32 or bf16, with [`Mesh::slices`](crate::model::Mesh::slices) slices.
-    PartialGradient(WeightId, CallId, LevelId, ElementType),
+    /// `[slices, rows_per_rank, cols]` in that type, with [`Mesh::slices`](crate::model::Mesh::slices) slices.
+    PartialGradient(WeightId, CallId, LevelId, WireType),
     /// The other blocks' slices of such sums of the level before, for this rank to sum at this one:
-    /// `[slices, ranks - 1, rows_per_rank, cols]` in the element type in which they travel.
-    ReceivedPartial(WeightId, CallId, LevelId, ElementType),
+    /// `[slices, ranks - 1, rows_per_rank, cols]` in the type in which they travel.
+    ReceivedPartial(WeightId, CallId, LevelId, WireType),
     /// The rank's rows of that gradient, summed over the ranks of its replica: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
     /// Those rows, summed over the replicas where there are several: f32 `[rows_per_rank, cols]`.
@@ -155,6 +158,7 @@ impl Content {
             | Self::Dense(..)
             | Self::Gradient(..)
             | Self::WireGradient(..)
+            | Self::QuantizedGradient(..)
             | Self::ReceivedGradient(..)
             | Self::PartialGradient(..)
             | Self::ReceivedPartial(..)
@@ -194,6 +198,16 @@ impl Content {
         match element {
             ElementType::Bf16 => Self::WireGradient(weight, call),
             ElementType::F32 | ElementType::U8 | ElementType::U32 => Self::Gradient(weight, call),
+        }
+    }
+
+    /// The slot of a gradient that begins with this call's, as it travels in `wire`.
+    #[must_use]
+    pub const fn travelling(weight: WeightId, call: CallId, wire: WireType) -> Self {
+        match wire {
+            WireType::F32 => Self::Gradient(weight, call),
+            WireType::Bf16 => Self::WireGradient(weight, call),
+            WireType::Mxfp8 => Self::QuantizedGradient(weight, call),
         }
     }
 
@@ -240,19 +254,22 @@ impl Content {
             Self::WireGradient(weight, _) => {
                 layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
             }
+            Self::QuantizedGradient(weight, _) => {
+                WireType::Mxfp8.bytes(layout(weight).shard.padded().elements())
+            }
             Self::ReceivedGradient(weight, _, element) => {
                 let (group, slice) = summed(weight, LevelId::at(0));
                 let received = received_slices(weights.mesh, group);
-                slice.saturating_mul(element.bytes()).saturating_mul(received)
+                element.bytes(slice).saturating_mul(received)
             }
             Self::PartialGradient(weight, _, level, element) => {
                 let (group, slice) = summed(weight, level);
-                slice.saturating_mul(element.bytes()).saturating_mul(weights.mesh.slices(group) as usize)
+                element.bytes(slice).saturating_mul(weights.mesh.slices(group) as usize)
             }
             Self::ReceivedPartial(weight, _, level, element) => {
                 let (group, slice) = summed(weight, level);
                 let received = received_slices(weights.mesh, group);
-                slice.saturating_mul(element.bytes()).saturating_mul(received)
+                element.bytes(slice).saturating_mul(received)
             }
             Self::AmaxHistory(bucket) => {
                 let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);

@@ -39,6 +39,7 @@ mod transform;
 mod transpose;
 mod update;
 mod vote;
+mod wire_type;
 mod zero_padding;
 
 use serde::Serialize;
@@ -74,6 +75,7 @@ pub use transform::Transform;
 pub use transpose::{Transpose, TransposePart};
 pub use update::{Update, UpdateOperand};
 pub use vote::{CastVote, Vote};
+pub use wire_type::WireType;
 pub use zero_padding::ZeroPadding;
 
 use crate::model::{Access, Group};

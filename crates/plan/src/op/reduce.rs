@@ -2,11 +2,10 @@
 
 use serde::Serialize;
 
-use super::Op;
 use super::operation::{Moves, Named, Operation, Part, Sizes, sum};
+use super::{Op, WireType};
 use crate::model::{Access, Group};
 use warpweft_base::id::{SlotId, WeightId};
-use warpweft_format::ElementType;
 
 /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks of a
 /// replica, in rank order in f32; each rank keeps its rows. For a collective library that sums by itself:
@@ -17,7 +16,7 @@ pub struct ReduceScatter {
     #[serde(skip_serializing_if = "Group::is_shard")]
     pub group: Group,
     /// The type in which the gradients travel: f32 or bf16.
-    pub element: ElementType,
+    pub element: WireType,
     /// What is reduced; at least one.
     pub parts: Vec<ReducePart>,
 }
@@ -30,8 +29,8 @@ pub struct ReduceScatter {
 /// `n`. Those of the same place from all peers come one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ExchangeGradient {
-    /// The type in which the gradients travel: f32 or bf16. Above the first level it is f32.
-    pub element: ElementType,
+    /// The type in which the gradients travel.
+    pub element: WireType,
     /// Who exchanges.
     #[serde(skip_serializing_if = "Group::is_shard")]
     pub group: Group,
@@ -44,7 +43,7 @@ pub struct ExchangeGradient {
 pub struct ReducePart {
     /// The weight.
     pub weight: WeightId,
-    /// The rank's full gradient, in the element type that travels; or what it summed at the level before.
+    /// The rank's full gradient, in the type that travels; or what it summed at the level before.
     pub from: SlotId,
     /// The summed rows of this rank, f32; for an exchange, the peers' slices for it, as they travel.
     pub to: SlotId,
@@ -56,8 +55,8 @@ impl ReducePart {
     }
 
     /// Bytes of what a rank of a group gets of all of them from each other one, in the type that travels.
-    fn rows(parts: &[Self], element: ElementType, group: Group, sizes: &dyn Sizes) -> Option<usize> {
-        sum(parts.iter().map(|part| Some(sizes.summed(part.weight, group)?.saturating_mul(element.bytes()))))
+    fn rows(parts: &[Self], element: WireType, group: Group, sizes: &dyn Sizes) -> Option<usize> {
+        sum(parts.iter().map(|part| Some(element.bytes(sizes.summed(part.weight, group)?))))
     }
 }
 
@@ -66,7 +65,7 @@ impl Op {
     #[must_use]
     pub fn reduce_scatter(weight: WeightId, from: SlotId, to: SlotId) -> Self {
         let parts = vec![ReducePart { weight, from, to }];
-        Self::ReduceScatter(ReduceScatter { group: Group::Shard, element: ElementType::F32, parts })
+        Self::ReduceScatter(ReduceScatter { group: Group::Shard, element: WireType::F32, parts })
     }
 }
 

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
+use super::WireType;
 use super::operation::{Moves, Named, Operation, Part, Sizes, sum};
 use crate::model::Access::{self, Read, Update, Write};
 use crate::model::Group;
 use warpweft_base::id::{SlotId, WeightId};
-use warpweft_format::ElementType;
 
 /// Sums a rank's slices of gradients, its own and those that were exchanged, in rank order in f32. If
 /// nothing is to be done in between, the same pass over memory accumulates the sums as
@@ -14,8 +14,8 @@ use warpweft_format::ElementType;
 /// block of ranks, as many slices as [`Mesh::slices`](crate::model::Mesh::slices) says, and go on from there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct SumGradient {
-    /// The type in which the gradients travelled: f32 or bf16.
-    pub element: ElementType,
+    /// The type in which the gradients travelled.
+    pub element: WireType,
     /// Whose slices are summed.
     #[serde(skip_serializing_if = "Group::is_shard")]
     pub group: Group,
@@ -28,12 +28,12 @@ pub struct SumGradient {
 pub struct SumPart {
     /// The weight.
     pub weight: WeightId,
-    /// The rank's full gradient, in the element type that travelled, or what it summed at the level before: its own
+    /// The rank's full gradient, in the type that travelled, or what it summed at the level before: its own
     /// slices are read there.
     pub own: SlotId,
     /// The peers' slices; absent where a replica is one rank, which has none.
     pub received: Option<SlotId>,
-    /// Where the sum goes, f32 but for [`SumTarget::Rounded`].
+    /// Where the sum goes, f32 but for sums that travel on in another type ([`SumTarget::wire`]).
     pub into: SlotId,
     /// What goes there.
     pub target: SumTarget,
@@ -51,6 +51,8 @@ pub enum SumTarget {
     Rows,
     /// The sum rounded to bf16, to nearest even, to be summed at the next level.
     Rounded,
+    /// The sum rounded to MXFP8, to be summed at the next level.
+    Quantized,
     /// The main grad, begun: the sum divided by the number of ranks and of micro-batches.
     First,
     /// The main grad, continued: the same, added to the contributions before it.
@@ -58,12 +60,13 @@ pub enum SumTarget {
 }
 
 impl SumTarget {
-    /// Sums that travel on to the next level in f32 or bf16.
+    /// Sums that travel on to the next level in this type.
     #[must_use]
-    pub const fn travelling_in(element: ElementType) -> Self {
-        match element {
-            ElementType::Bf16 => Self::Rounded,
-            ElementType::F32 | ElementType::U8 | ElementType::U32 => Self::Rows,
+    pub const fn travelling_in(wire: WireType) -> Self {
+        match wire {
+            WireType::F32 => Self::Rows,
+            WireType::Bf16 => Self::Rounded,
+            WireType::Mxfp8 => Self::Quantized,
         }
     }
 
@@ -73,12 +76,13 @@ impl SumTarget {
         matches!(self, Self::First | Self::More)
     }
 
-    /// The element type of what goes there.
+    /// The type of what goes there.
     #[must_use]
-    pub const fn element(self) -> ElementType {
+    pub const fn wire(self) -> WireType {
         match self {
-            Self::Rounded => ElementType::Bf16,
-            Self::Rows | Self::First | Self::More => ElementType::F32,
+            Self::Rounded => WireType::Bf16,
+            Self::Quantized => WireType::Mxfp8,
+            Self::Rows | Self::First | Self::More => WireType::F32,
         }
     }
 }
@@ -110,7 +114,7 @@ impl Operation for SumGradient {
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
         // Of the rank's own gradient its own slices are read.
         let touched = self.parts.iter().map(|part| {
-            let own = sizes.summed(part.weight, self.group)?.saturating_mul(self.element.bytes());
+            let own = self.element.bytes(sizes.summed(part.weight, self.group)?);
             let received = part.received.map_or(Some(0), |slot| sizes.slot(slot))?;
             let times = if part.target == SumTarget::More { 2 } else { 1 };
             let squares = part.squares.map_or(Some(0), |slot| sizes.slot(slot))?;

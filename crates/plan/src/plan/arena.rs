@@ -208,6 +208,7 @@ const fn is_reduced(content: Content) -> bool {
     matches!(
         content,
         Content::WireGradient(..)
+            | Content::QuantizedGradient(..)
             | Content::ReceivedGradient(..)
             | Content::PartialGradient(..)
             | Content::ReceivedPartial(..)

@@ -8,11 +8,10 @@ use serde::Serialize;
 use super::GatherStart;
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
 use crate::model::{Accumulation, BufferSpec, Call};
-use crate::op::Op;
+use crate::op::{Op, WireType};
 use crate::policy::{AcrossMicroBatches, Backward, Columnwise, Reduce, ReduceDtype, ReduceEvery};
 use warpweft_base::errors::shown;
 use warpweft_base::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
-use warpweft_format::ElementType;
 
 /// What the planner may choose by; every field is a decision of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -54,8 +53,8 @@ impl Policy {
     /// Does the collective that carries gradients in this type sum them? A library that does sums bf16 in
     /// bf16, so it is left to sum f32 alone.
     #[must_use]
-    pub fn collectives_sum(&self, element: ElementType) -> bool {
-        (self.reduce, element) == (Reduce::Nccl, ElementType::F32)
+    pub fn collectives_sum(&self, wire: WireType) -> bool {
+        (self.reduce, wire) == (Reduce::Nccl, WireType::F32)
     }
 }
 

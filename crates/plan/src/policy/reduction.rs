@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use warpweft_format::ElementType;
-
 /// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take
 /// one more full gradient in f32 for as long as they are open. The grouping changes the order of f32
 /// additions, and so the last bits.
@@ -20,7 +18,9 @@ pub enum ReduceEvery {
 }
 
 /// In what gradients of sharded weights travel to be reduced that calls write in f32, and sums of blocks of ranks to be
-/// summed further; gradients written in bf16 travel as they are. Sums are made, and main grads kept, in f32 either way.
+/// summed further. Sums are made, and main grads kept, in f32 either way. Gradients written in bf16 travel in bf16 where
+/// f32 is asked for, and those of weights whose rows are not whole blocks of 32 where MXFP8 is
+/// ([`WireType`](crate::op::WireType)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceDtype {
@@ -29,26 +29,9 @@ pub enum ReduceDtype {
     F32,
     /// Rounded to bf16, to nearest even, before they leave the rank, once a level: half the bytes.
     Bf16,
-}
-
-impl ReduceDtype {
-    /// The type of an element that travels.
-    #[must_use]
-    pub const fn element(self) -> ElementType {
-        match self {
-            Self::F32 => ElementType::F32,
-            Self::Bf16 => ElementType::Bf16,
-        }
-    }
-
-    /// In what a gradient travels that its call wrote in `written`.
-    #[must_use]
-    pub const fn travels(self, written: ElementType) -> ElementType {
-        match written {
-            ElementType::F32 => self.element(),
-            ElementType::Bf16 | ElementType::U8 | ElementType::U32 => ElementType::Bf16,
-        }
-    }
+    /// Rounded to MXFP8 before they leave the rank, once a level: 33 bytes for 32 elements, whatever they were written
+    /// in.
+    Mxfp8,
 }
 
 /// How gradients are summed over the ranks.
@@ -60,6 +43,7 @@ pub enum Reduce {
     #[default]
     Ordered,
     /// In the order of the collective library: the same bits only for the same layout and mode. Gradients
-    /// that travel in bf16 are summed in order all the same, because the library would sum them in bf16.
+    /// that travel in bf16 are summed in order all the same, because the library would sum them in bf16. It cannot sum
+    /// MXFP8.
     Nccl,
 }

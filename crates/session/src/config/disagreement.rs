@@ -4,7 +4,9 @@ use toml::Value;
 
 use super::keys::{self, Entry};
 use super::shown::shown;
-use super::{Config, ConfigError, Masters, Moments, OptimizerConfig, Origin, Prefetch, Reduce, Transport};
+use super::{
+    Config, ConfigError, Masters, Moments, OptimizerConfig, Origin, Prefetch, Reduce, ReduceDtype, Transport,
+};
 
 impl Config {
     /// The first two keys that do not go together.
@@ -12,6 +14,7 @@ impl Config {
         let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
         let found = found.or_else(|| self.custom_optimizer_of_halves(entries));
         let found = found.or_else(|| self.summed_by_nobody(entries));
+        let found = found.or_else(|| self.summed_in_blocks(entries));
         found.or_else(|| self.moments_that_stand_still(entries))
     }
 
@@ -67,6 +70,20 @@ impl Config {
             key: entry.path.clone(),
             problem: "is \"nccl\", and `transport` is \"peer\"".to_owned(),
             advice: "set it to \"ordered\", or `transport` to \"nccl\" or \"auto\"".to_owned(),
+        })
+    }
+
+    /// A library of collectives adds values, and no codes with a scale for a block of them.
+    fn summed_in_blocks(&self, entries: &[Entry]) -> Option<ConfigError> {
+        if (self.reduce, self.reduce_dtype) != (Reduce::Nccl, ReduceDtype::Mxfp8) {
+            return None;
+        }
+        let entry = entries.iter().find(|entry| entry.path == "reduce_dtype")?;
+        Some(ConfigError::Together {
+            origin: self.origins.of(entry),
+            key: entry.path.clone(),
+            problem: "is \"mxfp8\", which NCCL cannot sum, and `reduce` is \"nccl\"".to_owned(),
+            advice: "set it to \"bf16\" or \"f32\", or `reduce` to \"ordered\"".to_owned(),
         })
     }
 
@@ -158,6 +175,18 @@ mod tests {
             assert!(said.contains(&format!("`optimizer.{key}` is 0.999")), "{said}");
             assert!(said.contains("to 0.996 or less"), "{said}");
         }
+    }
+
+    #[test]
+    fn gradients_in_mxfp8_are_refused_where_collectives_sum() {
+        let with = |reduce_dtype, reduce| Config { reduce_dtype, reduce, ..Config::default() }.validate();
+        assert!(with(ReduceDtype::Bf16, Reduce::Nccl).is_ok());
+        assert!(with(ReduceDtype::Mxfp8, Reduce::Ordered).is_ok());
+        let said = with(ReduceDtype::Mxfp8, Reduce::Nccl).unwrap_err().to_string();
+        assert!(
+            said.contains("`reduce_dtype` is \"mxfp8\"") && said.contains("`reduce` to \"ordered\""),
+            "{said}"
+        );
     }
 
     #[test]

@@ -12,9 +12,8 @@ use std::collections::BTreeMap;
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::{of_group, wire_bytes};
 use crate::layout::{Content, RoundStage};
-use crate::op::{ExchangeRows, Op, Prepare, PrepareOperand, Transform};
+use crate::op::{ExchangeRows, Op, Prepare, PrepareOperand, Transform, WireType};
 use warpweft_base::id::{BucketId, SlotId, WeightId};
-use warpweft_format::ElementType;
 
 /// Weights that are transformed at once, each on another rank.
 pub(super) struct Round {
@@ -112,7 +111,7 @@ fn exchanged(draft: &mut Draft<'_>, round: &Round, from: SlotId, stage: RoundSta
     let (weights, to) = (round.weights().collect(), slot(draft, round, stage));
     let part = draft.weights.layout(round.first).stored_elements();
     let group = draft.weights.layout(round.first).shard.group();
-    let bytes = wire_bytes(part, ElementType::F32, draft.weights.mesh, group);
+    let bytes = wire_bytes(part, WireType::F32, draft.weights.mesh, group);
     // What is measured of a task goes by its name, so the two ways have two.
     let way = if stage == RoundStage::Returned { "back" } else { "whole" };
     let subject = format!("{}, {way}", subject(draft, round));

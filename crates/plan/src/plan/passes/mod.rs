@@ -21,7 +21,7 @@ mod reduce;
 use std::collections::HashSet;
 
 use crate::model::{Group, Mesh};
-use crate::op::{self, GatherPart};
+use crate::op::{self, GatherPart, WireType};
 use warpweft_format::ElementType;
 
 pub(super) use assemble::assemble;
@@ -49,8 +49,8 @@ fn weights_of(parts: &[GatherPart]) -> usize {
 }
 
 /// Bytes a rank receives when every other one of its group sends it `elements` values. Saturates.
-fn wire_bytes(elements: usize, element: ElementType, mesh: Mesh, group: Group) -> usize {
-    elements.saturating_mul(element.bytes()).saturating_mul(peers(mesh, group))
+fn wire_bytes(elements: usize, wire: WireType, mesh: Mesh, group: Group) -> usize {
+    wire.bytes(elements).saturating_mul(peers(mesh, group))
 }
 
 /// Bytes a rank receives when the ranks of its group combine f32 slots of so many values each. Saturates.

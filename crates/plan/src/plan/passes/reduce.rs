@@ -37,7 +37,7 @@ use crate::layout::Content;
 use crate::model::{Call, Gradient, Group, Placement};
 use crate::op::{
     Accumulate, AddGradient, AllReduce, ExchangeGradient, Op, ReduceScatter, Reduction, RoundGradient,
-    SumGradient,
+    SumGradient, WireType,
 };
 use crate::policy::{Reduce, ReduceEvery};
 use warpweft_base::id::{CallId, MicroBatchId, SlotId, WeightId};
@@ -206,7 +206,7 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
 }
 
 /// Puts a complete gradient, which begins with that of call `first`, in the element type its call wrote, into
-/// its group's reduction, or into one of its own; rounded to bf16, if it travels so. Gradients that travel in
+/// its group's reduction, or into one of its own; rounded, if it travels in another. Gradients that travel in
 /// different types travel apart. `last` is the call that completes it.
 fn collect(
     draft: &mut Draft<'_>,
@@ -218,19 +218,22 @@ fn collect(
     let first = contribution.call;
     let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
     let mut from = draft.slot(Content::written(weight, first, written));
-    let element = draft.policy.reduce_dtype.travels(written);
-    if element != written {
-        let to = draft
-            .transient(format!("{name} gradient of {call} in bf16"), Content::WireGradient(weight, first));
-        let op = Op::RoundGradient(RoundGradient { weight, from, to });
+    let (asked, columns) = (draft.policy.reduce_dtype, draft.weights.layout(weight).shard.shape.cols);
+    let wire = WireType::of_gradient(asked, columns, written);
+    let is_rounded = wire.element() != Some(written);
+    if is_rounded {
+        let content = Content::travelling(weight, first, wire);
+        let to = draft.transient(format!("{name} gradient of {call} in {wire}"), content);
+        let op = Op::RoundGradient(RoundGradient { weight, element: written, from, wire, to });
         let task = DraftTask::local(op, name, Carrier::Sum);
         draft.add(stage + 1, Section::AddGradients, task);
         from = to;
     }
     let layout = draft.weights.layout(weight);
-    let alike = (element, layout.shard.group(), layout.shard.counts_tokens());
+    let sums_in = WireType::of_sums(asked, columns);
+    let alike = (wire, sums_in, layout.shard.group(), layout.shard.counts_tokens());
     let reduction = collected.joined_by(layout.group, name, alike);
-    reduction.completed_later |= first != last || element != written;
+    reduction.completed_later |= first != last || is_rounded;
     reduction.take(draft, weight, from, contribution);
 }
 

@@ -187,6 +187,7 @@ impl Ids<'_> {
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)
+            | Content::QuantizedGradient(weight, call)
             | Content::ReceivedGradient(weight, call, _)
             | Content::PartialGradient(weight, call, ..)
             | Content::ReceivedPartial(weight, call, ..)

@@ -68,7 +68,7 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         path: "reduce_dtype",
-        expected: "\"f32\" or \"bf16\"",
+        expected: "\"f32\", \"bf16\" or \"mxfp8\"",
         value: |c| toml(c.reduce_dtype),
         valid: |_| true,
     },

@@ -8,9 +8,8 @@ use std::collections::HashMap;
 use super::super::super::draft::Draft;
 use crate::layout::Content;
 use crate::model::{Group, ShardLayout};
-use crate::op::{ReducePart, SumPart, SumTarget};
+use crate::op::{ReducePart, SumPart, SumTarget, WireType};
 use warpweft_base::id::{CallId, GroupId, LevelId, SlotId, WeightId};
-use warpweft_format::ElementType;
 
 /// One of the contributions to a main grad.
 #[derive(Clone, Copy)]
@@ -27,7 +26,9 @@ pub(super) struct Contribution {
 pub(super) struct Collected {
     pub(super) name: String,
     /// In what it travels.
-    pub(super) element: ElementType,
+    pub(super) element: WireType,
+    /// In what sums of blocks of it travel.
+    pub(super) sums_in: WireType,
     /// The ranks that its weights are sharded over.
     pub(super) over: Group,
     /// Is it complete only one step after its call, because it is added to others or rounded there?
@@ -44,7 +45,7 @@ pub(super) struct Collected {
 pub(super) struct SumLevel {
     pub(super) group: Group,
     /// In what its gradients, or the sums of the level before, travel.
-    pub(super) element: ElementType,
+    pub(super) element: WireType,
     /// Elements that a rank gives each other one, for each slice.
     pub(super) elements: usize,
     /// What travels; empty where a replica is one rank that sums by itself.
@@ -53,9 +54,9 @@ pub(super) struct SumLevel {
     pub(super) sums: Vec<SumPart>,
 }
 
-/// In what gradients agree that one collective reduces: the element type in which they travel, the ranks that their
-/// weights are sharded over, and how often a sum counts a token.
-pub(super) type Alike = (ElementType, Group, u32);
+/// In what gradients agree that one collective reduces: the types in which they and sums of them travel, the ranks that
+/// their weights are sharded over, and how often a sum counts a token.
+pub(super) type Alike = (WireType, WireType, Group, u32);
 
 /// The reductions that a call completes, and which of them is that of a group's gradients that are alike.
 #[derive(Default)]
@@ -86,10 +87,11 @@ impl OfCall {
 }
 
 impl Collected {
-    fn new(name: &str, (element, over, _): Alike) -> Self {
+    fn new(name: &str, (element, sums_in, over, _): Alike) -> Self {
         Self {
             name: name.to_owned(),
             element,
+            sums_in,
             over,
             completed_later: false,
             levels: Vec::new(),
@@ -102,7 +104,7 @@ impl Collected {
     fn level(
         &mut self,
         number: usize,
-        (group, element): (Group, ElementType),
+        (group, element): (Group, WireType),
         shard: &ShardLayout,
     ) -> &mut SumLevel {
         if number == self.levels.len() {
@@ -125,7 +127,7 @@ impl Collected {
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
         let layout = draft.weights.layout(weight);
         let (mesh, shard) = (draft.weights.mesh, layout.shard);
-        let sums_in = draft.policy.reduce_dtype.element();
+        let sums_in = self.sums_in;
         // What is written with the last one is what the norm is of.
         let squares = (ends && draft.updates)
             .then(|| draft.transient(format!("{name} squares"), Content::Squares(weight)));

@@ -7,16 +7,15 @@
 //! added twice, on the rank or after the reduction; and they are added in program order, because sums of
 //! floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of different
 //! micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
-//! What a call declares in bf16 is reduced in bf16 as it lies: nothing rounds it, and nothing is added to it
-//! on the rank.
+//! What a call declares in bf16 is reduced in bf16 as it lies, or rounded to MXFP8 where gradients travel so; nothing
+//! is added to it on the rank, and nothing is rounded twice.
 
 use std::collections::BTreeSet;
 
-use super::held::in_words;
 use super::{Held, Run, Verdict, VerifyError};
 use crate::layout::Content;
 use crate::model::{Group, Placement};
-use crate::op::ReducePart;
+use crate::op::{ReducePart, RoundGradient, WireType};
 use warpweft_base::id::{CallId, SlotId, TaskId, WeightId};
 use warpweft_format::ElementType;
 
@@ -45,7 +44,7 @@ impl Run<'_> {
     pub(super) fn reduce_scatter(
         &mut self,
         task: TaskId,
-        element: ElementType,
+        element: WireType,
         part: ReducePart,
     ) -> Verdict<()> {
         let ReducePart { weight, from, to } = part;
@@ -61,39 +60,43 @@ impl Run<'_> {
         self.fill(task, to, Held::ReducedGradient(weight, calls))
     }
 
-    /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what the
-    /// plan was requested.
+    /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what was
+    /// asked of the plan.
     pub(super) fn travelling(
         &self,
         task: TaskId,
-        element: ElementType,
+        element: WireType,
         weight: WeightId,
         slot: SlotId,
     ) -> Verdict<BTreeSet<CallId>> {
         let calls = match (element, self.slots.held(slot)) {
-            (ElementType::F32, _) => self.padded_gradient(task, weight, slot, "reduce")?,
-            (ElementType::Bf16, Held::WireGradient(of, calls)) if *of == weight => calls.clone(),
+            (WireType::F32, _) => self.padded_gradient(task, weight, slot, "reduce")?,
+            (WireType::Bf16, Held::WireGradient(of, calls))
+            | (WireType::Mxfp8, Held::QuantizedGradient(of, calls))
+                if *of == weight =>
+            {
+                calls.clone()
+            }
             (_, Held::Unpadded(of, _)) if *of == weight => {
                 let needs = format!("a gradient of `{}` with zeroed padding rows", self.name(weight));
                 let remedy = "zero the padding rows before the gradient is reduced";
                 return self.wrong_gradient(task, slot, needs, remedy);
             }
             _ => {
-                let needs = format!("a gradient of `{}` rounded to {}", self.name(weight), in_words(element));
+                let needs = format!("a gradient of `{}` rounded to {element}", self.name(weight));
                 return self.wrong_gradient(task, slot, needs, "round the gradient before it is reduced");
             }
         };
-        let in_bf16 = |call: &CallId| self.written_in.get(&(weight, *call)) == Some(&ElementType::Bf16);
-        let chosen = match calls.iter().any(in_bf16) {
+        let written = match calls.iter().any(|call| self.in_bf16(weight, *call)) {
             true => ElementType::Bf16,
-            false => self.plan.policy.reduce_dtype.element(),
+            false => ElementType::F32,
         };
+        let columns = self.plan.weights.layout(weight).shard.shape.cols;
+        let chosen = WireType::of_gradient(self.plan.policy.reduce_dtype, columns, written);
         if element != chosen {
             let problem = format!(
-                "reduces the gradient of `{}` in {}, but the plan was asked for {}",
-                self.name(weight),
-                in_words(element),
-                in_words(chosen)
+                "reduces the gradient of `{}` in {element}, but the plan was asked for {chosen}",
+                self.name(weight)
             );
             return self.wrong_accumulation(task, problem, "let gradients travel as reduce_dtype says");
         }
@@ -103,12 +106,41 @@ impl Run<'_> {
     pub(super) fn round_gradient(
         &mut self,
         task: TaskId,
-        weight: WeightId,
-        from: SlotId,
-        to: SlotId,
+        RoundGradient { weight, element, from, wire, to }: &RoundGradient,
     ) -> Verdict<()> {
-        let calls = self.padded_gradient(task, weight, from, "round")?;
-        self.fill(task, to, Held::WireGradient(weight, calls))
+        let (weight, from) = (*weight, *from);
+        let held = match (element, wire) {
+            (ElementType::F32, WireType::Bf16) => {
+                Held::WireGradient(weight, self.padded_gradient(task, weight, from, "round")?)
+            }
+            (ElementType::F32, WireType::Mxfp8) => {
+                Held::QuantizedGradient(weight, self.padded_gradient(task, weight, from, "round")?)
+            }
+            (ElementType::Bf16, WireType::Mxfp8) => match self.slots.held(from) {
+                Held::WireGradient(of, calls)
+                    if *of == weight && calls.iter().all(|call| self.in_bf16(weight, *call)) =>
+                {
+                    Held::QuantizedGradient(weight, calls.clone())
+                }
+                _ => {
+                    let needs = format!("a gradient of `{}` that its call wrote in bf16", self.name(weight));
+                    let remedy = "round what a call wrote, its padding rows zeroed, once";
+                    return self.wrong_gradient(task, from, needs, remedy);
+                }
+            },
+            _ => {
+                let problem =
+                    format!("rounds the gradient of `{}` from {element} to {wire}", self.name(weight));
+                let remedy = "round f32 to bf16 or mxfp8, and bf16 to mxfp8";
+                return self.wrong_accumulation(task, problem, remedy);
+            }
+        };
+        self.fill(task, *to, held)
+    }
+
+    /// Does the call declare that it writes its gradient of `weight` in bf16?
+    fn in_bf16(&self, weight: WeightId, call: CallId) -> bool {
+        self.written_in.get(&(weight, call)) == Some(&ElementType::Bf16)
     }
 
     /// The calls whose gradients of `weight` are in `slot`, whose padding rows must be zero.
@@ -241,6 +273,7 @@ impl Run<'_> {
         let (placement, replicated) = match self.plan.arena.slot(slot).content {
             Content::Gradient(weight, _)
             | Content::WireGradient(weight, _)
+            | Content::QuantizedGradient(weight, _)
             | Content::ReceivedGradient(weight, ..)
             | Content::PartialGradient(weight, ..)
             | Content::ReceivedPartial(weight, ..)
@@ -283,6 +316,7 @@ impl Run<'_> {
                 Placement::Sharded,
                 Held::Gradient { .. }
                 | Held::WireGradient(..)
+                | Held::QuantizedGradient(..)
                 | Held::Unpadded(..)
                 | Held::ReceivedGradient(..)
                 | Held::PartialGradient(..)

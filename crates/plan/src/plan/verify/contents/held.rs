@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use crate::layout::{Content, RoundStage};
+use crate::op::WireType;
 use crate::plan::StepPlan;
 use warpweft_base::id::{
     BucketId, BufferId, CallId, LevelId, MicroBatchId, SlotId, StateId, TaskId, Version, WeightId,
@@ -74,15 +75,17 @@ pub(super) enum Held {
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
     /// That in bf16, its padding rows zero: rounded, or as a call wrote it.
     WireGradient(WeightId, BTreeSet<CallId>),
-    /// The other ranks' slices for this rank of what these calls made, in the element type that travelled,
+    /// That in MXFP8, its padding rows zero.
+    QuantizedGradient(WeightId, BTreeSet<CallId>),
+    /// The other ranks' slices for this rank of what these calls made, in the type that travelled,
     /// its padding rows zero.
-    ReceivedGradient(WeightId, BTreeSet<CallId>, ElementType),
+    ReceivedGradient(WeightId, BTreeSet<CallId>, WireType),
     /// What a call wrote in bf16, its padding rows not zero yet.
     Unpadded(WeightId, CallId),
-    /// What these calls made, summed over this rank's block of a level, in the element type in which it travels on.
-    PartialGradient(WeightId, BTreeSet<CallId>, LevelId, ElementType),
+    /// What these calls made, summed over this rank's block of a level, in the type in which it travels on.
+    PartialGradient(WeightId, BTreeSet<CallId>, LevelId, WireType),
     /// The other ranks' slices for this rank of such sums of the level before, to be summed at this one.
-    ReceivedPartial(WeightId, BTreeSet<CallId>, LevelId, ElementType),
+    ReceivedPartial(WeightId, BTreeSet<CallId>, LevelId, WireType),
     /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
     /// Those rows, summed over the replicas too.
@@ -149,6 +152,9 @@ impl Held {
             }
             Self::WireGradient(weight, calls) => {
                 matches!(content, Content::WireGradient(other, call) if other == *weight && calls.contains(&call))
+            }
+            Self::QuantizedGradient(weight, calls) => {
+                matches!(content, Content::QuantizedGradient(other, call) if other == *weight && calls.contains(&call))
             }
             Self::ReceivedGradient(weight, calls, element) => {
                 matches!(content, Content::ReceivedGradient(other, call, of) if (other, of) == (*weight, *element) && calls.contains(&call))
@@ -275,12 +281,14 @@ impl Held {
                 let how = if written { "written in bf16" } else { "rounded to bf16" };
                 format!("the gradient of {} from {}, {how}", name(weight), calls(of))
             }
+            Self::QuantizedGradient(weight, of) => {
+                format!("the gradient of {} from {}, rounded to mxfp8", name(weight), calls(of))
+            }
             Self::Unpadded(weight, of) => {
                 let (name, call) = (name(weight), call(of));
                 format!("the gradient of {name} from {call}, written in bf16, its padding rows not zeroed")
             }
             Self::ReceivedGradient(weight, of, element) => {
-                let element = in_words(*element);
                 format!(
                     "the other ranks' slices in {element} of the gradient of {} from {}",
                     name(weight),
@@ -288,11 +296,11 @@ impl Held {
                 )
             }
             Self::PartialGradient(weight, of, level, element) => {
-                let (name, calls, element) = (name(weight), calls(of), in_words(*element));
+                let (name, calls) = (name(weight), calls(of));
                 format!("the sums of {level} in {element} of the gradient of {name} from {calls}")
             }
             Self::ReceivedPartial(weight, of, level, element) => {
-                let (name, calls, element) = (name(weight), calls(of), in_words(*element));
+                let (name, calls) = (name(weight), calls(of));
                 format!(
                     "the other ranks' sums in {element} of the gradient of {name} from {calls} for {level}"
                 )
@@ -333,16 +341,6 @@ impl Held {
                 format!("buffer `{}` {}", plan.buffers[buffer.index()].name, value.describe(plan))
             }
         }
-    }
-}
-
-/// An element type on the wire, as `reduce_dtype` spells it.
-pub(super) const fn in_words(element: ElementType) -> &'static str {
-    match element {
-        ElementType::Bf16 => "bf16",
-        ElementType::F32 => "f32",
-        ElementType::U8 => "bytes",
-        ElementType::U32 => "u32",
     }
 }
 

@@ -231,8 +231,12 @@ impl Run<'_> {
             return whereabouts;
         }
         let rounded = |held: &Held| {
-            matches!(held, Held::WireGradient(w, calls) if *w == weight && calls.contains(&call))
-                && !writes_bf16(self.plan, weight, call)
+            let (of, calls, as_written) = match held {
+                Held::WireGradient(of, calls) => (of, calls, writes_bf16(self.plan, weight, call)),
+                Held::QuantizedGradient(of, calls) => (of, calls, false),
+                _ => return false,
+            };
+            *of == weight && calls.contains(&call) && !as_written
         };
         if let Some(slot) = find(&|_, held| rounded(held)) {
             return format!("it was rounded into slot `{}` and not reduced", self.slot_name(slot));

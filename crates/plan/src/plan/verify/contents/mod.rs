@@ -172,7 +172,7 @@ impl<'p> Run<'p> {
                 self.count_tokens_alike(task, &op.parts)?;
                 op.parts.iter().try_for_each(|part| self.sum_gradient(task, element, group, *part))
             }
-            Op::RoundGradient(op) => self.round_gradient(task, op.weight, op.from, op.to),
+            Op::RoundGradient(op) => self.round_gradient(task, op),
             Op::AddGradient(op) => self.add_gradient(task, op.weight, op.from, op.into),
             Op::Accumulate(op) => self.accumulate(task, op),
             Op::GradNorm(op) => self.grad_norm(task, op),

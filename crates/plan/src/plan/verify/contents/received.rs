@@ -1,7 +1,7 @@
 //! PL-4 where ranks sum gradients by themselves: what travels unsummed, and the sum of it.
 //!
 //! Law: an exchange brings the other ranks' slices of one gradient, of the calls whose sum it is, in the
-//! element type that was requested. A sum takes these and the rank's own slices of the very same gradient,
+//! type that was requested. A sum takes these and the rank's own slices of the very same gradient,
 //! which its slot must still hold: so each rank's contribution is in it once, and all of them are of the same
 //! calls. Only where one rank has all rows is there nothing that could have landed. Where sums have levels, both
 //! are of one level, and each level takes what the one before left: no block is added up before it is complete, none
@@ -11,19 +11,17 @@
 
 use std::collections::BTreeSet;
 
-use super::held::in_words;
 use super::{Held, Run, Verdict};
 use crate::layout::Content;
 use crate::model::{Group, Placement};
-use crate::op::{ReducePart, SumPart, SumTarget};
+use crate::op::{ReducePart, SumPart, SumTarget, WireType};
 use warpweft_base::id::{CallId, LevelId, SlotId, TaskId, WeightId};
-use warpweft_format::ElementType;
 
 impl Run<'_> {
     pub(super) fn exchange_gradient(
         &mut self,
         task: TaskId,
-        element: ElementType,
+        element: WireType,
         group: Group,
         part: ReducePart,
     ) -> Verdict<()> {
@@ -36,7 +34,7 @@ impl Run<'_> {
     pub(super) fn sum_gradient(
         &mut self,
         task: TaskId,
-        element: ElementType,
+        element: WireType,
         group: Group,
         part: SumPart,
     ) -> Verdict<()> {
@@ -62,7 +60,7 @@ impl Run<'_> {
                 );
                 return self.wrong_accumulation(task, problem, "take the squares of what is accumulated");
             }
-            let left = target.element();
+            let left = target.wire();
             self.travels_on(task, weight, (left, is_last))?;
             let held = match (is_last, layout.is_in_slices()) {
                 (true, false) => Held::ReducedGradient(weight, calls),
@@ -132,7 +130,7 @@ impl Run<'_> {
     fn given(
         &self,
         task: TaskId,
-        element: ElementType,
+        element: WireType,
         level: LevelId,
         weight: WeightId,
         slot: SlotId,
@@ -148,8 +146,8 @@ impl Run<'_> {
                 let problem = format!(
                     "reduces sums of the gradient of `{}` in {}, which are in {}",
                     self.name(weight),
-                    in_words(element),
-                    in_words(*left)
+                    element,
+                    left
                 );
                 self.wrong_accumulation(task, problem, "let sums of blocks travel as they were left")
             }
@@ -162,21 +160,20 @@ impl Run<'_> {
     }
 
     /// Sums that travel on are left in what the plan was requested; those of all ranks stay in f32.
-    fn travels_on(
-        &self,
-        task: TaskId,
-        weight: WeightId,
-        (left, is_last): (ElementType, bool),
-    ) -> Verdict<()> {
-        let chosen = if is_last { ElementType::F32 } else { self.plan.policy.reduce_dtype.element() };
+    fn travels_on(&self, task: TaskId, weight: WeightId, (left, is_last): (WireType, bool)) -> Verdict<()> {
+        let columns = self.plan.weights.layout(weight).shard.shape.cols;
+        let chosen = match is_last {
+            true => WireType::F32,
+            false => WireType::of_sums(self.plan.policy.reduce_dtype, columns),
+        };
         if left == chosen {
             return Ok(());
         }
         let problem = format!(
             "leaves sums of the gradient of `{}` in {}, and not in {}",
             self.name(weight),
-            in_words(left),
-            in_words(chosen)
+            left,
+            chosen
         );
         let remedy = "round the sums of a block as reduce_dtype says, and none of all ranks";
         self.wrong_accumulation(task, problem, remedy)
@@ -244,7 +241,7 @@ impl Run<'_> {
 }
 
 /// What an exchange at `level` brings.
-fn brought(weight: WeightId, calls: BTreeSet<CallId>, element: ElementType, level: LevelId) -> Held {
+fn brought(weight: WeightId, calls: BTreeSet<CallId>, element: WireType, level: LevelId) -> Held {
     match level.index() {
         0 => Held::ReceivedGradient(weight, calls, element),
         _ => Held::ReceivedPartial(weight, calls, level, element),
