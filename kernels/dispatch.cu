@@ -2,7 +2,7 @@
 //
 // Laws:
 // - Of a slot its filled rows are moved and never more than there is room for, whatever its count is. What lies
-//   after them is neither read nor written.
+//   after them is neither read nor written, but where a check has it spoiled.
 // - Counts are read on the device alone, so a launch that was captured goes by those of its step. They are this
 //   rank's own, and stand still while it runs.
 // - Blocks divide what is filled among them: a slot that is empty costs a look at its count.
@@ -158,5 +158,29 @@ static_assert(sizeof(LowerArguments) == 16, "kernels::dispatch::LowerArguments")
 extern "C" __global__ void __launch_bounds__(THREADS) lower_counts(const __grid_constant__ LowerArguments all) {
     for (u32 slot = threadIdx.x; slot < all.slots; slot += THREADS) {
         all.counts[slot] = min(all.counts[slot], all.capacity);
+    }
+}
+
+struct SpoilArguments {
+    u8* slots;
+    const u32* counts;
+    // Bytes of a row.
+    u64 row;
+    u32 many;
+    u32 capacity;
+    // With what what is undefined is filled.
+    u32 byte;
+    u32 reserved;
+};
+static_assert(sizeof(SpoilArguments) == 40, "kernels::dispatch::SpoilArguments");
+
+// What lies after the filled rows of each slot.
+extern "C" __global__ void __launch_bounds__(THREADS) spoil_rest(const __grid_constant__ SpoilArguments all) {
+    u64 slot_bytes = all.row * all.capacity;
+    for (u32 slot = blockIdx.x; slot < all.many; slot += gridDim.x) {
+        u64 filled = all.row * min(all.counts[slot], all.capacity);
+        for (u64 at = filled + threadIdx.x; at < slot_bytes; at += THREADS) {
+            all.slots[slot_bytes * slot + at] = u8(all.byte);
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! Law: what is expected is computed here from the counts. All bytes of every arena are checked: where counts are read
 //! on the way, what lies after them stays as it was, or is spoiled by the checking layer.
 
-use warpweft_backend::Backend;
+use warpweft_backend::{Backend, Checked};
 use warpweft_base::id::{BufferId, CallId, SlotId};
 use warpweft_format::ElementType;
 use warpweft_plan::compute::SPOILED;
@@ -12,8 +12,8 @@ use warpweft_plan::layout::{Content, Region};
 use warpweft_plan::model::{BufferSpec, CollectiveKind, Counts, Group, Lifetime, Mesh, Role};
 use warpweft_plan::op::{CollectiveCall, CountSlots, Op};
 
-use super::harness::{LINK, Plan, Rank, run};
-use crate::device::{Device, most_captured_ranks, moves_filled_rows_alone};
+use super::harness::{LINK, Plan, Rank};
+use crate::device::{Device, DeviceOptions, most_captured_ranks, moves_filled_rows_alone, on_every_rank};
 
 const CAPACITY: usize = 5;
 /// Slots of a rank for each other one.
@@ -41,7 +41,7 @@ fn buffer(plan: &mut Plan, name: &str, element: ElementType, elements: usize) ->
 
 /// Rows there, others there again, and others back, by the same counts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Planned {
+struct Planned {
     group: Group,
     /// Bytes of a row.
     row: usize,
@@ -52,7 +52,7 @@ pub(crate) struct Planned {
     back: [SlotId; 2],
 }
 
-pub(crate) fn planned(mesh: Mesh) -> (Plan, Vec<Planned>) {
+fn planned(mesh: Mesh) -> (Plan, Vec<Planned>) {
     let mut plan = Plan::over(mesh, &[]);
     let mut all = Vec::new();
     for (group, element, width) in ROWS {
@@ -89,7 +89,7 @@ fn count(rank: usize, slot: usize, round: usize) -> u32 {
     if overflows { u32::MAX } else { count as u32 }
 }
 
-pub(crate) fn before(plan: &Plan, all: &[Planned], rank: usize, round: usize) -> Vec<u8> {
+fn before(plan: &Plan, all: &[Planned], rank: usize, round: usize) -> Vec<u8> {
     // Any bytes, as many as these are.
     let seed = 64 * round + rank;
     let byte = |at: usize| ((at ^ (seed << 20)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8 & 0x7F;
@@ -104,7 +104,7 @@ pub(crate) fn before(plan: &Plan, all: &[Planned], rank: usize, round: usize) ->
 
 /// What becomes of rows after the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
+enum Rest {
     Left,
     Spoiled,
     /// They come along.
@@ -112,7 +112,7 @@ pub(crate) enum Rest {
 }
 
 /// One rank's arena afterwards, of what ranks had before.
-pub(crate) fn after(
+fn after(
     plan: &Plan,
     all: &[Planned],
     had: &[Vec<u8>],
@@ -158,14 +158,14 @@ fn worlds() -> Vec<Mesh> {
     [one, two, three, replicas].into_iter().chain(experts).chain([eight]).collect()
 }
 
-/// EX-1, CO-2: a count that is a fault moves no more than there is room for. Every round has other counts and rows.
-fn of_each_slot_the_filled_rows_are_moved_there_again_and_back_and_no_byte_after_them() {
-    let rest = if moves_filled_rows_alone() { Rest::Left } else { Rest::Moved };
+/// All rounds of every world: the bytes of every arena. `made` is the backend, or a layer on it.
+fn check<B: Backend + 'static>(made: fn(Device) -> B, rest: Rest) {
     for mesh in worlds() {
         let (plan, all) = planned(mesh);
         let gave = all.clone();
         let captures = mesh.ranks() <= most_captured_ranks();
-        let found = run(plan.clone(), move |rank: &mut Rank<Device>| {
+        let found = on_every_rank(plan.clone(), DeviceOptions::default(), move |backend, plan| {
+            let mut rank = Rank::start(made(backend), plan, None).unwrap();
             let whole = Region { offset: 0, bytes: rank.plan.arena.bytes() };
             let mut graph = None;
             (0..ROUNDS)
@@ -196,6 +196,17 @@ fn of_each_slot_the_filled_rows_are_moved_there_again_and_back_and_no_byte_after
     }
 }
 
+/// EX-1, CO-2: a count that is a fault moves no more than there is room for. Every round has other counts and rows.
+fn of_each_slot_the_filled_rows_are_moved_there_again_and_back_and_no_byte_after_them() {
+    check(|backend| backend, if moves_filled_rows_alone() { Rest::Left } else { Rest::Moved });
+}
+
+/// EX-1: whoever reads them finds what is no number.
+fn the_checking_layer_spoils_what_lies_after_the_counts() {
+    check(Checked::new, Rest::Spoiled);
+}
+
 bodies! {
     of_each_slot_the_filled_rows_are_moved_there_again_and_back_and_no_byte_after_them,
+    the_checking_layer_spoils_what_lies_after_the_counts,
 }

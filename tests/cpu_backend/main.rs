@@ -11,7 +11,6 @@ mod capture;
 mod checked;
 mod closures;
 mod device;
-mod dispatch;
 mod link;
 mod poison;
 mod products;

@@ -3,13 +3,14 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::check::{element_aligned, narrow, present};
-use super::launch::{KernelLaunch, THREADS};
+use super::launch::{KernelLaunch, RESIDENT, THREADS};
 use super::meeting::{COPIERS, Mark, MeetingArguments, PIECE, Partner, blocks, workspace};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
 use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
+use warpweft_plan::compute::SPOILED;
 
 /// What a rank has for one that takes, itself perhaps: slots one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -100,7 +101,49 @@ struct LowerArguments {
 }
 const _: () = assert!(size_of::<LowerArguments>() == 16);
 
+/// What is spoiled.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct SpoilArguments {
+    slots: DeviceAddress,
+    counts: DeviceAddress,
+    row: u64,
+    many: u32,
+    capacity: u32,
+    byte: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<SpoilArguments>() == 40);
+
 impl Kernels {
+    /// Fills what lies after the filled rows of each slot with [`SPOILED`] bytes: `shape.slots` slots from `first` on, a
+    /// u32 count for each at `counts`. A count above the capacity is taken as that.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] for an address that is missing or misaligned, or too many slots.
+    pub fn spoil_rest(
+        &self,
+        first: DeviceAddress,
+        counts: DeviceAddress,
+        shape: SlotShape,
+    ) -> Result<KernelLaunch, CudaFailure> {
+        present("slots to spoil", first)?;
+        present("counts of rows", counts)?;
+        element_aligned("counts of rows", counts, 4)?;
+        let many = narrow("slots", shape.slots)?;
+        let arguments = SpoilArguments {
+            slots: first,
+            counts,
+            row: shape.row as u64,
+            many,
+            capacity: compared(shape.capacity),
+            byte: u32::from(SPOILED),
+            reserved: 0,
+        };
+        let function = self.function(Family::Dispatch, c"spoil_rest")?;
+        Ok(KernelLaunch::new(function, many.min(RESIDENT as u32), THREADS, arguments, None))
+    }
+
     /// Lowers u32 counts to what a slot has room for: those that other ranks sent as they were.
     ///
     /// # Errors

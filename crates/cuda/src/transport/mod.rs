@@ -85,6 +85,8 @@ enum Stage {
     Dispatch(SlotShape, Vec<GivenOperand>),
     /// Lowers counts to the capacity: those that other ranks sent without a check.
     Lower { counts: DeviceAddress, slots: usize, capacity: usize },
+    /// Spoils what lies after the filled rows of this rank's slots from the first on, where the checking layer is on.
+    Spoil { first: DeviceAddress, counts: DeviceAddress, shape: SlotShape },
 }
 
 /// What carries bytes into the memory of neighbours.
@@ -161,6 +163,9 @@ impl Route<'_> {
             }
             Stage::Lower { counts, slots, capacity } => {
                 vec![Command::kernel(kernels.lower_counts(counts, slots, capacity)?)]
+            }
+            Stage::Spoil { first, counts, shape } => {
+                vec![Command::kernel(kernels.spoil_rest(first, counts, shape)?)]
             }
             Stage::Combine(combination, operands) => {
                 vec![Command::kernel(kernels.combine(combination, &operands)?)]
@@ -326,10 +331,6 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Peer, Pull::Concatenate(part)) => peer::concatenate(view, *part),
         (Transport::Peer, Pull::ExchangeGradient(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllToAll(slices)) => with_own(view, &[*slices], peer::exchange),
-        (Transport::Peer, Pull::Filled(filled)) if view.hosts.count() == 1 => {
-            vec![peer::dispatch(view, filled)]
-        }
-        (Transport::Peer, Pull::Filled(filled)) => whole_slots(view, filled, peer::exchange),
         // With several ranks the library sums, or it is refused before its stages are requested.
         (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
@@ -338,7 +339,7 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::ExchangeGradient(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, &[*slices], nccl::exchange),
-        (Transport::Nccl, Pull::Filled(filled)) => whole_slots(view, filled, nccl::exchange),
+        (_, Pull::Filled(filled)) => filled_rows(view, transport, filled),
         (_, Pull::SumSlices(element, part)) => combine::sum_slices(view, transport, *element, *part),
         (_, Pull::AllReduce(combination, division, moves)) => {
             combine::all_reduce(view, transport, *combination, *division, moves)
@@ -350,6 +351,22 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
 fn whole(moves: &[Move]) -> Vec<PlanePiece> {
     let piece = |part: &Move| PlanePiece { from: part.from, to: part.to, first: 0, stride: part.from.bytes };
     moves.iter().map(piece).collect()
+}
+
+/// Slots up to their counts, or whole where nothing on the way reads counts.
+fn filled_rows(view: &View<'_>, transport: Transport, filled: &Filled) -> Vec<Stage> {
+    let mut stages = match transport {
+        Transport::Peer if view.hosts.count() == 1 => vec![peer::dispatch(view, filled)],
+        Transport::Peer => whole_slots(view, filled, peer::exchange),
+        Transport::Nccl => whole_slots(view, filled, nccl::exchange),
+    };
+    if filled.spoiled {
+        let Filled { slices, taken, capacity, row, .. } = *filled;
+        let (first, counts) = (view.own().plus(slices.received.offset), view.own().plus(taken.offset));
+        let shape = SlotShape { slots: taken.bytes / size_of::<u32>(), capacity, row };
+        stages.push(Stage::Spoil { first, counts, shape });
+    }
+    stages
 }
 
 /// Slots as they are, filled or not, and their counts: what goes where nothing on the way reads counts. Those that

@@ -8,6 +8,7 @@ use crate::transport::whole;
 use crate::world::team::samples::worlds;
 use warpweft_backend::local::{Combination, Filled, Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_format::ElementType;
+use warpweft_plan::compute::SPOILED;
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::{Group, Levels, Mesh};
 use warpweft_plan::op::{Division, Reduction};
@@ -139,14 +140,14 @@ fn check_all_to_all(scene: Scene, bytes: usize) {
 }
 
 /// The filled rows that all ranks have for each, and their counts unless these are known. What lies after them is
-/// undefined.
-fn check_filled(scene: Scene, known: bool, slots: usize, capacity: usize, row: usize) {
+/// undefined, or spoiled.
+fn check_filled(scene: Scene, (known, spoiled): (bool, bool), slots: usize, capacity: usize, row: usize) {
     let (size, slot) = (scene.size(), capacity * row);
     let mut places = Places::default();
     let [source, received] = [0, 1].map(|_| places.next(slot * slots * size));
     let [given, taken] = [0, 1].map(|_| places.next(4 * slots * size));
     let slices = Slices { source, received, with_own: true, bytes: slot * slots };
-    let filled = Filled { slices, given, taken, slots, capacity, row, known, spoiled: false };
+    let filled = Filled { slices, given, taken, slots, capacity, row, known, spoiled };
     // Among them none and all that there is room for.
     let count = |giver: usize, taker: usize, slot: usize| (5 * giver + 3 * taker + slot) % (capacity + 1);
     let mut before = arenas(scene.hosts.ranks(), places.end);
@@ -186,6 +187,9 @@ fn check_filled(scene: Scene, known: bool, slots: usize, capacity: usize, row: u
                 for place in 0..slots {
                     let to = received.offset + slot * (slots * number + place);
                     let undefined = to + row * count(member, rank, place)..to + slot;
+                    if spoiled {
+                        assert!(arena[undefined.clone()].iter().all(|byte| *byte == SPOILED), "{scene:?}");
+                    }
                     arena[undefined.clone()].copy_from_slice(&expected[rank][undefined]);
                 }
             }
@@ -263,8 +267,10 @@ fn check_all(scene: Scene, parts: &[usize]) {
     check_records(scene, parts[0]);
     check_exchange(scene, parts);
     check_all_to_all(scene, parts[0]);
-    check_filled(scene, false, 2, 3, parts[0] / 2 + 1);
-    check_filled(scene, true, 1, 4, parts[0] / 3 + 1);
+    for spoiled in [false, true] {
+        check_filled(scene, (false, spoiled), 2, 3, parts[0] / 2 + 1);
+        check_filled(scene, (true, spoiled), 1, 4, parts[0] / 3 + 1);
+    }
     for element in [ElementType::F32, ElementType::Bf16] {
         check_sum_of_slices(scene, element, parts[0]);
         for reduction in [Reduction::Sum, Reduction::Max] {

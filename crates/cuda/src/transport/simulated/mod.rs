@@ -29,6 +29,7 @@ use crate::world::team::samples::hosts;
 use warpweft_backend::local::{Combination, Pull};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
+use warpweft_plan::compute::SPOILED;
 use warpweft_plan::model::{Group, Mesh};
 use warpweft_plan::op::Reduction;
 
@@ -220,6 +221,15 @@ fn run(memory: &mut Memory, network: Network, scene: Scene, all: Vec<Stage>) {
                     bytemuck::pod_collect_to_vec::<u8, u32>(&found).into_iter().map(|count| count.min(most));
                 // In place: each count is read and written by one thread.
                 traffic.writes.push((counts, lowered.flat_map(u32::to_ne_bytes).collect()));
+            }
+            Stage::Spoil { first, counts, shape } => {
+                for slot in 0..shape.slots {
+                    let count = memory.read(counts.plus(COUNT * slot), COUNT);
+                    let count = u32::from_ne_bytes(count.try_into().unwrap()).min(shape.capacity as u32);
+                    let filled = shape.row * count as usize;
+                    let bytes = shape.row * shape.capacity;
+                    traffic.writes.push((first.plus(bytes * slot + filled), vec![SPOILED; bytes - filled]));
+                }
             }
             Stage::Combine(Combination { reduction, element }, operands) => {
                 for operand in operands {
