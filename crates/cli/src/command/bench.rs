@@ -138,9 +138,9 @@ struct Stack {
     #[arg(long, value_name = "DTYPE", default_value = "bf16")]
     gradients: DtypeName,
 
-    /// In what gradients travel; those written in bf16 travel so, and f32 needs --gradients f32. PyTorch's script reduces in bf16
+    /// In what gradients travel; those written in bf16 travel in no more bits, so f32 needs --gradients f32. PyTorch's script reduces in bf16
     #[arg(long, value_name = "DTYPE", default_value = "bf16")]
-    reduce_dtype: DtypeName,
+    reduce_dtype: WireName,
 
     /// How many calls after its own a gradient is reduced, 1 to 16, at any depth; auto finds its own. More evens out
     /// late sums, and costs a call's gradients of memory each
@@ -207,6 +207,13 @@ enum EndingName {
 enum DtypeName {
     F32,
     Bf16,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WireName {
+    F32,
+    Bf16,
+    Mxfp8,
 }
 
 pub(super) const STACK_EXAMPLES: &str = "\
@@ -334,8 +341,9 @@ impl Stack {
                 DtypeName::Bf16 => ElementType::Bf16,
             },
             reduce_dtype: match self.reduce_dtype {
-                DtypeName::F32 => ReduceDtype::F32,
-                DtypeName::Bf16 => ReduceDtype::Bf16,
+                WireName::F32 => ReduceDtype::F32,
+                WireName::Bf16 => ReduceDtype::Bf16,
+                WireName::Mxfp8 => ReduceDtype::Mxfp8,
             },
             reduce_delay: self.reduce_delay,
             config: self.config,

@@ -116,8 +116,8 @@ struct SpoilArguments {
 const _: () = assert!(size_of::<SpoilArguments>() == 40);
 
 impl Kernels {
-    /// Fills what lies after the filled rows of each slot with [`SPOILED`] bytes: `shape.slots` slots from `first` on, a
-    /// u32 count for each at `counts`. A count above the capacity is taken as that.
+    /// Fills what lies after the filled rows of each slot with [`SPOILED`] bytes: `shape.slots` slots from `first` on,
+    /// a u32 count for each at `counts`. A count above the capacity is taken as that.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for an address that is missing or misaligned, or too many slots.

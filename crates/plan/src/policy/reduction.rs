@@ -18,8 +18,8 @@ pub enum ReduceEvery {
 }
 
 /// In what gradients of sharded weights travel to be reduced that calls write in f32, and sums of blocks of ranks to be
-/// summed further. Sums are made, and main grads kept, in f32 either way. Gradients written in bf16 travel in bf16 where
-/// f32 is asked for, and those of weights whose rows are not whole blocks of 32 where MXFP8 is
+/// summed further. Sums are made, and main grads kept, in f32 either way. Gradients written in bf16 travel in bf16
+/// where f32 is asked for, and those of weights whose rows are not whole blocks of 32 where MXFP8 is
 /// ([`WireType`](crate::op::WireType)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
