@@ -291,16 +291,17 @@ impl<'p> Memory<'p> {
     pub(crate) fn level(&self, weight: WeightId, group: Group) -> Option<(LevelId, bool)> {
         let (mesh, shard) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard);
         let groups: Vec<Group> = shard.tree(mesh).collect();
-        let is_it = |of: &Group| mesh.alike(*of, group) && shard.summed_over(*of) == shard.summed_over(group);
+        let shape = |of: Group| (shard.summed_over(of), mesh.slices(of));
+        let is_it = |of: &Group| mesh.alike(*of, group) && shape(*of) == shape(group);
         let level = groups.iter().position(is_it)?;
         Some((LevelId::at(level), level + 1 == groups.len()))
     }
 
-    /// Whose rows a group sums, and what shape they have: a slice is what replicas sum, by whatever name the same ranks
-    /// are called elsewhere.
-    pub(crate) fn summing(&self, weight: WeightId, group: Group) -> (Strides, Shape) {
-        let weights = &self.plan.weights;
-        (weights.mesh.strides(group), weights.layout(weight).shard.summed_over(group))
+    /// Whose rows a group sums, what shape they have and how many slices of it: a slice is what replicas sum, and
+    /// blocks of a level those of many ranks, by whatever name the same ranks are called elsewhere.
+    pub(crate) fn summing(&self, weight: WeightId, group: Group) -> (Strides, Shape, u32) {
+        let mesh = self.plan.weights.mesh;
+        (mesh.strides(group), self.plan.weights.layout(weight).shard.summed_over(group), mesh.slices(group))
     }
 
     /// An op writes this content, or one for which there is none.
