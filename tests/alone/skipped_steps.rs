@@ -140,6 +140,7 @@ fn configs() -> Vec<(Config, u32)> {
     for reduce_every in [ReduceEvery::MicroBatch, ReduceEvery::Step] {
         all.push((Config { reduce_every, reduce_dtype: ReduceDtype::Bf16, ..plain() }, 2));
     }
+    all.push((Config { reduce_dtype: ReduceDtype::Mxfp8, ..plain() }, 3));
     all
 }
 

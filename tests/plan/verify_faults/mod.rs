@@ -58,6 +58,7 @@ mod levels;
 mod malformed;
 mod matrices;
 mod micro_batches;
+mod mxfp8;
 mod order;
 mod prepared;
 mod programs;
