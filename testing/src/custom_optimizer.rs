@@ -1,6 +1,6 @@
 //! Custom optimizers made of closures.
 //!
-//! Law: their states are called `first`, `second`, `third`, as many as a test requests.
+//! Law: where a test names no states, they are called `first`, `second`, `third`, as many as it requests.
 
 use warpweft_plan::compute::{
     ComputeError, Optimizer, PrepareContext, Surface, TransformContext, UpdateContext,
@@ -12,24 +12,29 @@ pub fn states(lists: usize) -> &'static [&'static str] {
     &["first", "second", "third"][..lists]
 }
 
-/// One that works on rows: its states, and what updates weights.
-#[derive(Clone, Copy, Debug)]
-pub struct ByRows<R>(pub usize, pub R);
+/// One that works on rows, whose name does not matter: its states, and what updates weights.
+pub fn by_rows<R>(lists: usize, rule: R) -> Called<R> {
+    Called("by rows", states(lists), rule)
+}
 
-impl<S: Surface, R> Optimizer<S> for ByRows<R>
+/// One that works on rows: its name, those of its states, and what updates weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Called<R>(pub &'static str, pub &'static [&'static str], pub R);
+
+impl<S: Surface, R> Optimizer<S> for Called<R>
 where
     R: FnMut(&UpdateContext<'_, S>) -> Result<(), ComputeError>,
 {
     fn name(&self) -> &'static str {
-        "by rows"
+        self.0
     }
 
     fn states(&self) -> &'static [&'static str] {
-        states(self.0)
+        self.1
     }
 
     fn update(&mut self, context: &UpdateContext<'_, S>) -> Result<(), ComputeError> {
-        (self.1)(context)
+        (self.2)(context)
     }
 }
 

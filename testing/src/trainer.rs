@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use crate::custom_optimizer::{ByMatrices, ByRows};
+use crate::custom_optimizer::{ByMatrices, by_rows};
 use crate::products::dot;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{BufferId, RankId, WeightId};
@@ -147,7 +147,7 @@ impl Trainer {
         R: FnMut(&UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> + Clone + Send + Sync + 'static,
     {
         let lists = config.optimizer.custom_states.map_or(0, usize::from);
-        self.builder(config, mischief).optimizer(ByRows(lists, rule))
+        self.builder(config, mischief).optimizer(by_rows(lists, rule))
     }
 
     /// The same with one that takes whole matrices: what prepares rows, what transforms a matrix, what updates.

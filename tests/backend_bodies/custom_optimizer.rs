@@ -8,7 +8,7 @@ use warpweft_plan::model::Call;
 use warpweft_session::checkpoint::{Checkpoint, OptimizerIdentity};
 use warpweft_session::config::{Capture, Config};
 use warpweft_session::session::{Outcome, Session, SessionError};
-use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
+use warpweft_testing::custom_optimizer::{ByMatrices, by_rows};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_by_matrices, declare_with, formats, initial};
 use super::harness::{noise, within_limit};
@@ -47,7 +47,7 @@ async fn session(capture: Capture, by: By, weight_decay: f64) -> Session {
     let builder = Session::builder(config, closure);
     let builder = match by {
         By::Adam => builder,
-        By::Rows => builder.try_optimizer(2, |_| Ok(ByRows(2, ruled()))),
+        By::Rows => builder.try_optimizer(2, |_| Ok(by_rows(2, ruled()))),
         By::Matrices => builder.try_optimizer(2, |_| {
             Ok(ByMatrices(2, CustomOptimizer::prepare, CustomOptimizer::transform, ruled()))
         }),

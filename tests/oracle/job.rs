@@ -12,7 +12,7 @@ use warpweft_plan::model::Accumulation;
 use warpweft_plan::plan::{ResidentLayout, StepPlan};
 use warpweft_session::config::Config as Settings;
 use warpweft_session::session::{SessionBuilder, block_on, plan_program};
-use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
+use warpweft_testing::custom_optimizer::{ByMatrices, by_rows};
 
 use crate::closure::Transformer;
 use crate::data::{Corpus, Draw, Split};
@@ -252,7 +252,7 @@ impl Run {
         let builder = Session::builder(settings, move |_: RankId| transformer());
         match self.optimizer {
             Optimizer::Adam => builder,
-            Optimizer::Lion => builder.optimizer(ByRows(1, lion)),
+            Optimizer::Lion => builder.optimizer(by_rows(1, lion)),
             Optimizer::Matrices => builder.optimizer(ByMatrices(1, prepare, transform, update)),
         }
     }

@@ -8,6 +8,7 @@ use warpweft::prelude::*;
 use warpweft_backend::cpu::{CpuOptions, CpuWorld};
 use warpweft_backend::rendezvous::Rendezvous;
 use warpweft_session::session::{block_on, initial};
+use warpweft_testing::custom_optimizer::Called;
 
 use crate::Test;
 use crate::crew::Crew;
@@ -21,21 +22,8 @@ pub(crate) const ALL: &[Test] = &[
 ];
 
 /// An optimizer of this name, with states of these names, which updates nothing.
-#[derive(Clone)]
-struct Called(&'static str, &'static [&'static str]);
-
-impl Optimizer<CpuSurface> for Called {
-    fn name(&self) -> &'static str {
-        self.0
-    }
-
-    fn states(&self) -> &'static [&'static str] {
-        self.1
-    }
-
-    fn update(&mut self, _: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-        Ok(())
-    }
+fn called(name: &'static str, states: &'static [&'static str]) -> impl Optimizer<CpuSurface> + Clone {
+    Called(name, states, |_: &UpdateContext<'_, CpuSurface>| Ok(()))
 }
 
 /// In a child: starts a session over all processes of `world`, with this optimizer.
@@ -52,9 +40,9 @@ pub(crate) fn start(optimizer: &str, world: Arc<Rendezvous>) -> Result<(), Sessi
         let builder = Session::builder(config, |_| on_cpu(|_, _| Ok(()))).program(program.build_training()?);
         let builder = builder.initialize(initial::normal(17, 0.02));
         let builder = match optimizer {
-            "Lion" => builder.optimizer(Called("Lion", &["momentum"])),
-            "Lion of velocity" => builder.optimizer(Called("Lion", &["velocity"])),
-            "Tiger" => builder.optimizer(Called("Tiger", &["momentum"])),
+            "Lion" => builder.optimizer(called("Lion", &["momentum"])),
+            "Lion of velocity" => builder.optimizer(called("Lion", &["velocity"])),
+            "Tiger" => builder.optimizer(called("Tiger", &["momentum"])),
             _ => builder,
         };
         builder.start_in(world, backends).await?.close().await

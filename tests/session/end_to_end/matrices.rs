@@ -8,10 +8,11 @@ use warpweft_format::Format;
 use warpweft_plan::compute::{ComputeError, PrepareContext, TransformContext, UpdateContext, UpdatedWeight};
 use warpweft_session::checkpoint::{CheckpointStore, FileStore};
 use warpweft_session::config::{Capture, Config};
-use warpweft_session::session::{Outcome, Session, SessionError};
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
 use super::config;
+use super::optimizers::{lost_steps_change_nothing, the_first_step_ends_with};
 
 type Prepare<'a, 'b> = &'a PrepareContext<'b, CpuSurface>;
 type Transform<'a, 'b> = &'a TransformContext<'b, CpuSurface>;
@@ -254,18 +255,7 @@ fn a_skipped_step_changes_nothing_that_a_custom_optimizer_by_matrices_keeps() {
             losses(&mut session, 2, 0..2).await;
             // Two ranks prepare one round in each of two steps, and each has a matrix.
             assert_eq!(runs.load(Ordering::SeqCst), 404);
-            let before = session.export().await.unwrap();
-            mischief.set(3);
-            feed(&mut session, "train", 2, 2);
-            let report = session.step("train").await.unwrap();
-            assert!(matches!(report.outcome, Outcome::Skipped { .. }), "{:?}", report.outcome);
-            mischief.set(1);
-            assert!(matches!(session.step("train").await, Err(SessionError::Closure { .. })));
-            assert_eq!(runs.load(Ordering::SeqCst), 404);
-            assert!(session.export().await.unwrap() == before);
-            mischief.set(0);
-            losses(&mut session, 2, 3..4).await;
-            assert!(session.export().await.unwrap() != before);
+            lost_steps_change_nothing(&mut session, &mischief, &runs).await;
         }
     });
 }
@@ -344,11 +334,7 @@ fn a_part_of_a_custom_optimizer_that_fails_or_panics_or_leaves_something_out_end
             let parts = (prepare, transform, descend);
             let builder = trainer.builder_by_matrices(config, &Mischief::default(), parts);
             let mut session = builder.start_cpu(2).await.unwrap();
-            feed(&mut session, "train", 2, 0);
-            let error = session.step("train").await.unwrap_err().to_string();
-            assert!(words.iter().all(|word| error.contains(word)), "{error}");
-            let again = session.step("train").await.unwrap_err().to_string();
-            assert!(again.contains(words[0]), "{again}");
+            the_first_step_ends_with(&mut session, words).await;
         }
     });
 }

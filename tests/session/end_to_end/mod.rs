@@ -9,6 +9,7 @@ mod executors;
 mod frozen;
 mod loss_scale;
 mod matrices;
+mod optimizers;
 mod programs;
 mod states;
 mod virtual_time;

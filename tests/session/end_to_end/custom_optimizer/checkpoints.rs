@@ -4,10 +4,11 @@ use warpweft_format::{ElementType, Format};
 use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore, OptimizerIdentity, PartFiles};
 use warpweft_session::config::Capture;
 use warpweft_testing::custom_adamw::adamw;
+use warpweft_testing::custom_optimizer::Called;
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 use super::super::config;
-use super::{Called, descent, own, start};
+use super::{descent, own, start};
 
 /// A checkpoint is independent of the number of ranks, whole or in parts, in a file or in memory.
 #[test]
@@ -128,7 +129,7 @@ fn state_of_another_optimizer_is_refused_where_there_is_as_much_of_it() {
                 assert!(error.contains(words) && error.contains("restart_optimizer"), "{error}");
             }
             assert!(session.export().await.unwrap() == before);
-            // Whoever knows better may say so, and a file that does not say whose it is counts lists alone.
+            // A caller may restart the optimizer; a checkpoint that names none is checked by its lists alone.
             session.import(&Checkpoint { optimizer_identity: None, ..whole.clone() }).await.unwrap();
             session.import(&whole.restart_optimizer()).await.unwrap();
             session.import_parts(&parts.restart_optimizer()).await.unwrap();
@@ -142,13 +143,14 @@ fn state_of_another_optimizer_is_refused_where_there_is_as_much_of_it() {
 fn a_checkpoint_says_which_custom_optimizer_wrote_it_and_another_refuses_its_state_by_both_names() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::Bf16);
-        let start = async |of: Called| {
+        let start = async |name: &'static str, states: &'static [&'static str]| {
             let builder = trainer.builder(config(1, Capture::Off, true), &Mischief::default());
-            builder.try_optimizer(of.1.len(), move |_| Ok(of.clone())).start_cpu(2).await.unwrap()
+            let builder = builder.try_optimizer(states.len(), move |_| Ok(Called(name, states, descent)));
+            builder.start_cpu(2).await.unwrap()
         };
         let folder = tempfile::tempdir().unwrap();
         let (parts, path) = (PartFiles::new(folder.path().join("parts")), folder.path().join("whole"));
-        let mut lion = start(Called("Lion", &["momentum"])).await;
+        let mut lion = start("Lion", &["momentum"]).await;
         losses(&mut lion, 2, 0..2).await;
         let exported = lion.export().await.unwrap();
         lion.save_parts(&parts, &Default::default()).await.unwrap();
@@ -164,14 +166,14 @@ fn a_checkpoint_says_which_custom_optimizer_wrote_it_and_another_refuses_its_sta
         }
         lion.import(&loaded).await.unwrap();
 
-        for (other, words) in [
-            (Called("Tiger", &["momentum"]), "`Tiger` with state `momentum`"),
-            (Called("Lion", &["velocity"]), "`Lion` with state `velocity`"),
-            (Called("Lion", &["momentum", "average"]), "`Lion` with state `momentum`, `average`"),
-            (Called("descent", &[]), "`descent`, which keeps no state"),
+        for (name, states, words) in [
+            ("Tiger", &["momentum"][..], "`Tiger` with state `momentum`"),
+            ("Lion", &["velocity"], "`Lion` with state `velocity`"),
+            ("Lion", &["momentum", "average"], "`Lion` with state `momentum`, `average`"),
+            ("descent", &[], "`descent`, which keeps no state"),
         ] {
-            let kept = other.1.len();
-            let mut session = start(other).await;
+            let kept = states.len();
+            let mut session = start(name, states).await;
             let before = session.export().await.unwrap();
             for refused in [session.import(&loaded).await, session.import_parts(&parts).await.map(drop)] {
                 let error = refused.unwrap_err().to_string();

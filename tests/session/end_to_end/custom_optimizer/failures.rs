@@ -8,11 +8,12 @@ use warpweft_format::Format;
 use warpweft_plan::compute::ComputeError;
 use warpweft_session::config::Capture;
 use warpweft_session::session::SessionError;
-use warpweft_testing::custom_optimizer::ByRows;
+use warpweft_testing::custom_optimizer::{Called, by_rows};
 use warpweft_testing::trainer::{Mischief, SIZE, Trainer, feed, within_a_minute};
 
 use super::super::config;
-use super::{Called, Context, descent, own, start};
+use super::super::optimizers::the_first_step_ends_with;
+use super::{Context, descent, own, start};
 
 /// Every kind of failure ends with its cause, and none leaves a session that would train on.
 #[test]
@@ -48,11 +49,7 @@ fn a_custom_optimizer_that_fails_or_panics_or_leaves_a_weight_out_ends_the_sessi
             let config = own(1, config(1, Capture::Off, true));
             let builder = trainer.builder_with_optimizer(config, &Mischief::default(), counting);
             let mut session = builder.start_cpu(2).await.unwrap();
-            feed(&mut session, "train", 2, 0);
-            let error = session.step("train").await.unwrap_err().to_string();
-            assert!(words.iter().all(|word| error.contains(word)), "{error}");
-            let again = session.step("train").await.unwrap_err().to_string();
-            assert!(again.contains(words[0]), "{again}");
+            the_first_step_ends_with(&mut session, words).await;
             drop(session);
             // There are two sets of weights; one that has panicked is not run for the second.
             assert!(number != 1 || runs.load(Ordering::SeqCst) == 1);
@@ -72,11 +69,11 @@ fn a_custom_optimizer_that_is_missing_or_names_other_states_is_refused_before_th
             "{error}"
         );
         let builder = trainer.builder(made(), &Mischief::default());
-        let builder = builder.try_optimizer(2, |_| Ok(ByRows(1, descent)));
+        let builder = builder.try_optimizer(2, |_| Ok(by_rows(1, descent)));
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
         assert!(error.contains("names 1 states, and SessionBuilder::try_optimizer was given 2"), "{error}");
         let builder =
-            trainer.builder(made(), &Mischief::default()).try_optimizer(9, |_| Ok(ByRows(2, descent)));
+            trainer.builder(made(), &Mischief::default()).try_optimizer(9, |_| Ok(by_rows(2, descent)));
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
         assert!(error.contains("keep at most 8 lists for a custom optimizer"), "{error}");
     });
@@ -128,7 +125,7 @@ fn ranks_that_make_different_optimizers_do_not_start() {
         let trainer = Trainer::new(2, Format::Bf16);
         let builder = trainer.builder(config(1, Capture::Off, true), &Mischief::default());
         let of = |rank: RankId| if rank.index() == 0 { "Lion" } else { "Tiger" };
-        let builder = builder.try_optimizer(1, move |seat| Ok(Called(of(seat.rank), &["momentum"])));
+        let builder = builder.try_optimizer(1, move |seat| Ok(Called(of(seat.rank), &["momentum"], descent)));
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
         assert!(error.contains("`Lion` with state `momentum`"), "{error}");
         assert!(error.contains("`Tiger` with state `momentum`"), "{error}");

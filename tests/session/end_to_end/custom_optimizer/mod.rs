@@ -5,7 +5,7 @@ mod failures;
 mod updates;
 
 use warpweft_backend::cpu::CpuSurface;
-use warpweft_plan::compute::{ComputeError, Optimizer, UpdateContext};
+use warpweft_plan::compute::{ComputeError, UpdateContext};
 use warpweft_session::checkpoint::{Checkpoint, OptimizerIdentity};
 use warpweft_session::config::Config;
 use warpweft_session::session::Session;
@@ -61,22 +61,4 @@ async fn start(
     rule: fn(Context<'_, '_>) -> Result<(), ComputeError>,
 ) -> Session {
     trainer.builder_with_optimizer(config, &Mischief::default(), rule).start_cpu(ranks).await.unwrap()
-}
-
-/// An optimizer of this name, with these states.
-#[derive(Clone)]
-struct Called(&'static str, &'static [&'static str]);
-
-impl Optimizer<CpuSurface> for Called {
-    fn name(&self) -> &'static str {
-        self.0
-    }
-
-    fn states(&self) -> &'static [&'static str] {
-        self.1
-    }
-
-    fn update(&mut self, context: Context<'_, '_>) -> Result<(), ComputeError> {
-        descent(context)
-    }
 }

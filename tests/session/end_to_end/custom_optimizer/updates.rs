@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use warpweft_format::Format;
 use warpweft_plan::layout::aligned;
 use warpweft_session::config::{Capture, Config, Scaling};
-use warpweft_session::session::{Outcome, SessionError};
 use warpweft_testing::custom_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
 use super::super::config;
+use super::super::optimizers::lost_steps_change_nothing;
 use super::{Context, alike, descent, own, start};
 
 /// EX-1: the same masters, moments, planes and losses, so everything that Adam gets a rule gets: the factor with its
@@ -89,18 +89,7 @@ fn a_skipped_step_changes_nothing_that_a_custom_optimizer_keeps() {
             losses(&mut session, 2, 0..2).await;
             // Two ranks, two steps, sharded weights and the bias.
             assert_eq!(runs.load(Ordering::SeqCst), 8);
-            let before = session.export().await.unwrap();
-            mischief.set(3);
-            feed(&mut session, "train", 2, 2);
-            let report = session.step("train").await.unwrap();
-            assert!(matches!(report.outcome, Outcome::Skipped { .. }), "{:?}", report.outcome);
-            mischief.set(1);
-            assert!(matches!(session.step("train").await, Err(SessionError::Closure { .. })));
-            assert_eq!(runs.load(Ordering::SeqCst), 8);
-            assert!(session.export().await.unwrap() == before);
-            mischief.set(0);
-            losses(&mut session, 2, 3..4).await;
-            assert!(session.export().await.unwrap() != before);
+            lost_steps_change_nothing(&mut session, &mischief, &runs).await;
         }
     });
 }
