@@ -201,7 +201,7 @@ fn of_each_slot_the_filled_rows_are_moved_there_again_and_back_and_no_byte_after
     check(|backend| backend, if moves_filled_rows_alone() { Rest::Left } else { Rest::Moved });
 }
 
-/// EX-1: whoever reads them finds what is no number.
+/// EX-1: a closure that reads beyond a count finds NaN.
 fn the_checking_layer_spoils_what_lies_after_the_counts() {
     check(Checked::new, Rest::Spoiled);
 }

@@ -77,7 +77,7 @@ pub use partial::{FlatShard, flat_amax, flat_cast, place_fragment};
 pub use quantize::{Directions, quantize, quantize_shard, tensor_amax};
 pub use quantized::{OwnedPlanes, Quantized};
 pub use remainder::{join_master, split_master};
-pub use run::{dequantize_run, quantize_run};
+pub use run::{RUN_BLOCK, dequantize_run, quantize_run};
 pub use shape::{ElementType, Orientation, PlaneKind, PlaneSpec, Planes, PlanesMut, Shape};
 pub use stages::{dequantize, dequantize_bf16, fused_scale, partial_amax, partial_cast, transpose};
 pub use swizzle::{ScaleLayout, swizzle_scale};

@@ -1,8 +1,8 @@
-//! Runs of values in MXFP8, for what ranks send each other and add up again.
+//! Runs of values in MXFP8: gradients on the wire.
 //!
-//! Law: a run is whole blocks of 32 neighbours, whose codes and scales are those of [`Format::Mxfp8`](super::Format) by
-//! rows. A block with a value that is not finite is not a number, all of it: where it is decoded, whoever looks for
-//! what is not finite finds it. No finite value saturates; from 248 · 2¹²⁰ on they round to infinity.
+//! Law: a run is whole blocks of 32 neighbours, with the codes and scales of rowwise [`Format::Mxfp8`](super::Format). A
+//! block with an infinity or NaN decodes to NaN as a whole, so sums of it are not finite. No finite value saturates;
+//! from 248 · 2¹²⁰ on they round to infinity.
 
 use super::e8m0;
 use super::format::Fp8Element;
@@ -10,7 +10,10 @@ use super::fp8::dequantize_slice;
 use super::minifloat::{E4m3, Minifloat, encode};
 use super::mxfp8::BLOCK;
 
-/// Codes and scales of `values`: one code each, one scale for 32. What is no whole block is left out.
+/// Elements that share a scale.
+pub const RUN_BLOCK: usize = BLOCK;
+
+/// Quantizes `values`: a code each, a scale for every [`RUN_BLOCK`]. A block that is not whole is left out.
 pub fn quantize_run(values: &[f32], codes: &mut [u8], scales: &mut [u8]) {
     let blocks = values.chunks_exact(BLOCK).zip(codes.chunks_exact_mut(BLOCK)).zip(scales);
     for ((values, codes), scale) in blocks {
@@ -29,7 +32,7 @@ pub fn quantize_run(values: &[f32], codes: &mut [u8], scales: &mut [u8]) {
     }
 }
 
-/// The values of such codes and scales.
+/// Dequantizes codes and scales of [`quantize_run`].
 pub fn dequantize_run(codes: &[u8], scales: &[u8], values: &mut [f32]) {
     let blocks = codes.chunks_exact(BLOCK).zip(values.chunks_exact_mut(BLOCK)).zip(scales);
     for ((codes, values), scale) in blocks {

@@ -46,7 +46,7 @@ pub(crate) type Context<'a> = ComputeContext<'a, CudaSurface>;
 /// What a call returns: an operand or a launch may be refused.
 type Enqueued = Result<(), Box<dyn Error + Send + Sync>>;
 
-/// The GPUs of so many ranks, with the kernels for each: their own where there are enough, else the first for all.
+/// The GPU of each rank, with its kernels: one each where there are enough GPUs, else the first for all ranks.
 ///
 /// # Errors
 /// A library or a GPU that is not there.

@@ -91,7 +91,7 @@ pub(super) fn features() -> Vec<Feature> {
     all
 }
 
-/// A row of plans in which at least so many ranks share the experts, and some weight is of one.
+/// A row of plans with experts, spread over `ep` ranks at least.
 fn row(name: &str, ep: u32, has: impl Fn(&StepProgram, &StepPlan) -> bool + 'static) -> Feature {
     let is_of_experts =
         move |plan: &StepPlan| plan.weights.mesh.expert() >= ep && experts(plan).next().is_some();

@@ -128,8 +128,8 @@ impl SumGradient {
 }
 
 impl RowSum {
-    /// One for each slice that the rank sums: they lie in runs, as they were exchanged. Where scales follow the codes
-    /// of a slice of a shard, one for each of these.
+    /// One for each slice that the rank sums: they lie in runs, as they were exchanged. In MXFP8, one for each run of
+    /// codes with their scales.
     fn resolve(
         binder: &Binder<'_>,
         element: WireType,
@@ -184,17 +184,15 @@ impl RowSum {
     }
 }
 
-/// How many runs of codes with their scales so many elements of a gradient are: one for each rank's rows among them.
+/// MXFP8 runs in this number of elements of a gradient: each rank's rows, or slice of them, are one, with codes and
+/// scales of its own.
 fn units(layout: &WeightLayout, elements: usize) -> Result<usize, Refusal> {
     let (unit, name) = (layout.stored_elements(), &layout.name);
     if !layout.shard.shape.cols.is_multiple_of(WireType::BLOCK) {
         let columns = layout.shard.shape.cols;
         return Err(format!("the {columns} columns of `{name}` are not whole blocks of {}", WireType::BLOCK));
     }
-    match elements.checked_div(unit) {
-        Some(units) if elements.is_multiple_of(unit) => Ok(units),
-        _ => Ok(1),
-    }
+    Ok(elements.checked_div(unit).unwrap_or(1).max(1))
 }
 
 /// One over the number of ranks that count, and of micro-batches.
@@ -215,7 +213,7 @@ pub struct Round {
     pub to: Region,
     /// The shape of the padded weight: a row of the gradient is a row of it.
     pub shape: Shape,
-    /// In MXFP8: elements of what is in one run of codes with their scales, and nothing else lies in between.
+    /// In MXFP8: elements of one run, that is of codes with their scales behind them. Runs follow each other.
     pub unit: usize,
 }
 
@@ -238,7 +236,7 @@ impl Round {
             wire,
             to: binder.bytes(*to, wire.bytes(shape.elements()))?,
             shape,
-            unit: shape.elements() / units.max(1),
+            unit: shape.elements() / units,
         })
     }
 }

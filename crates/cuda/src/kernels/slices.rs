@@ -165,5 +165,8 @@ fn check(operand: &SlicesOperand, element: WireType) -> Result<(), CudaFailure> 
     Ok(())
 }
 
+/// `SCALED_TOGETHER` of the kernels.
 #[cfg(test)]
-mirrors!(Family::Sum, TILE);
+const SCALED_TOGETHER: usize = WireType::BLOCK;
+#[cfg(test)]
+mirrors!(Family::Sum, TILE, SCALED_TOGETHER);

@@ -1,34 +1,34 @@
-//! What ranks send each other of a gradient.
+//! The type of gradients on the wire.
 //!
-//! Law: what a gradient of a weight travels in follows from what was asked for ([`ReduceDtype`]), the columns of the
-//! rank's part of the weight, and what its call wrote; nobody chooses it anywhere else.
+//! Law: it follows from [`ReduceDtype`], the columns of the rank's part of the weight, and the element type that the call
+//! wrote the gradient in. It is chosen here alone.
 
 use serde::Serialize;
 
 use crate::policy::ReduceDtype;
-use warpweft_format::ElementType;
+use warpweft_format::{ElementType, RUN_BLOCK};
 
-/// In what a gradient, or a sum of a block of ranks, travels.
+/// The type of a gradient, or of the sum of a block of ranks, on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum WireType {
     /// Values as they are summed.
     F32,
     /// Values rounded to bf16, to nearest even.
     Bf16,
-    /// E4M3 codes with one E8M0 scale for 32 neighbours of a row: of every rank's rows the codes, then the scales
-    /// ([`warpweft_format::quantize_run`]).
+    /// E4M3 codes with one E8M0 scale for 32 neighbours of a row ([`warpweft_format::quantize_run`]): codes of a rank's
+    /// rows, then their scales, then codes of the next rank's.
     Mxfp8,
 }
 
 impl WireType {
     /// Elements that share a scale in [`WireType::Mxfp8`].
-    pub const BLOCK: usize = 32;
+    pub const BLOCK: usize = RUN_BLOCK;
 
-    /// In what sums of blocks of ranks travel of a weight with so many columns. Rows that blocks do not divide travel
-    /// in bf16 where MXFP8 is asked for: a block that lies across rows would be another one on other ranks.
+    /// Of the sums of blocks of ranks, for a weight with this number of columns. Where a row is not whole MXFP8 blocks
+    /// it is bf16: a block across two rows would be cut differently on another number of ranks.
     #[must_use]
-    pub const fn of_sums(asked: ReduceDtype, columns: usize) -> Self {
-        match asked {
+    pub const fn of_sums(reduce_dtype: ReduceDtype, columns: usize) -> Self {
+        match reduce_dtype {
             ReduceDtype::F32 => Self::F32,
             ReduceDtype::Bf16 => Self::Bf16,
             ReduceDtype::Mxfp8 if columns.is_multiple_of(Self::BLOCK) => Self::Mxfp8,
@@ -36,16 +36,16 @@ impl WireType {
         }
     }
 
-    /// The same of a gradient that its call wrote in `written`; in bf16 there are no more bits to send.
+    /// Of a gradient that its call wrote in `written`: one in bf16 never widens.
     #[must_use]
-    pub const fn of_gradient(asked: ReduceDtype, columns: usize, written: ElementType) -> Self {
-        match (Self::of_sums(asked, columns), written) {
+    pub const fn of_gradient(reduce_dtype: ReduceDtype, columns: usize, written: ElementType) -> Self {
+        match (Self::of_sums(reduce_dtype, columns), written) {
             (Self::F32, ElementType::Bf16) => Self::Bf16,
             (of_sums, _) => of_sums,
         }
     }
 
-    /// Bytes of so many elements, whole blocks where there are blocks. Saturates.
+    /// Bytes of this number of elements; in MXFP8, of whole blocks. Saturates.
     #[must_use]
     pub const fn bytes(self, elements: usize) -> usize {
         match self {
@@ -55,7 +55,7 @@ impl WireType {
         }
     }
 
-    /// The type of its elements, where they are values by themselves.
+    /// Its element type; none in MXFP8, where a value takes a code and a scale.
     #[must_use]
     pub const fn element(self) -> Option<ElementType> {
         match self {

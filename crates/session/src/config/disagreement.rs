@@ -14,7 +14,7 @@ impl Config {
         let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
         let found = found.or_else(|| self.custom_optimizer_of_halves(entries));
         let found = found.or_else(|| self.summed_by_nobody(entries));
-        let found = found.or_else(|| self.summed_in_blocks(entries));
+        let found = found.or_else(|| self.nccl_in_mxfp8(entries));
         found.or_else(|| self.moments_that_stand_still(entries))
     }
 
@@ -73,8 +73,8 @@ impl Config {
         })
     }
 
-    /// A library of collectives adds values, and no codes with a scale for a block of them.
-    fn summed_in_blocks(&self, entries: &[Entry]) -> Option<ConfigError> {
+    /// NCCL adds values, and MXFP8 is codes with block scales.
+    fn nccl_in_mxfp8(&self, entries: &[Entry]) -> Option<ConfigError> {
         if (self.reduce, self.reduce_dtype) != (Reduce::Nccl, ReduceDtype::Mxfp8) {
             return None;
         }

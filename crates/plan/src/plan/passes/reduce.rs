@@ -29,7 +29,7 @@ mod collected;
 
 use std::collections::{BTreeSet, HashMap};
 
-use self::collected::{Collected, Contribution, OfCall, Rows, SumLevel};
+use self::collected::{Alike, Collected, Contribution, OfCall, Rows, SumLevel};
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::super::prefetch::Reductions;
 use super::{combined_bytes, of_group, wire_bytes};
@@ -99,14 +99,14 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
 /// Adds a reduction over the ranks of a replica, level after level, that over the replicas where there are several, and
 /// the accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
-    let Collected { name, over, completed_later, levels, over_replicas, rows, .. } = reduction;
+    let Collected { name, alike, completed_later, levels, over_replicas, rows } = reduction;
     let Reductions { delay, early } = reductions;
     let (mesh, tail) = (draft.weights.mesh, draft.tail());
     let weights = levels.iter().map(|level| level.parts.len().max(level.sums.len()));
     let subject = of_group(&name, weights.max().unwrap_or(0));
     let collective = levels.iter().all(|level| level.sums.is_empty());
     // However a contribution of a weight is reduced, it is accumulated as late as one through all levels.
-    let (depth, levels_of) = (mesh.depth(over).max(levels.len()), levels.len());
+    let (depth, levels_of) = (mesh.depth(alike.over).max(levels.len()), levels.len());
     let reduced = stage + delay;
     // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own
     // it holds no gather up and begins at once, so that what lands has all the calls between to be summed; on
@@ -154,7 +154,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
         }
     }
     if !over_replicas.is_empty() {
-        let group = over.copies();
+        let group = alike.over.copies();
         let values = rows.iter().map(|rows| draft.weights.layout(rows.weight).stored_elements());
         let bytes = combined_bytes(values, mesh, group);
         let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas });
@@ -230,8 +230,12 @@ fn collect(
         from = to;
     }
     let layout = draft.weights.layout(weight);
-    let sums_in = WireType::of_sums(asked, columns);
-    let alike = (wire, sums_in, layout.shard.group(), layout.shard.counts_tokens());
+    let alike = Alike {
+        element: wire,
+        sums_in: WireType::of_sums(asked, columns),
+        over: layout.shard.group(),
+        counts_tokens: layout.shard.counts_tokens(),
+    };
     let reduction = collected.joined_by(layout.group, name, alike);
     reduction.completed_later |= first != last || is_rounded;
     reduction.take(draft, weight, from, contribution);

@@ -25,12 +25,7 @@ pub(super) struct Contribution {
 /// One reduction in the making.
 pub(super) struct Collected {
     pub(super) name: String,
-    /// In what it travels.
-    pub(super) element: WireType,
-    /// In what sums of blocks of it travel.
-    pub(super) sums_in: WireType,
-    /// The ranks that its weights are sharded over.
-    pub(super) over: Group,
+    pub(super) alike: Alike,
     /// Is it complete only one step after its call, because it is added to others or rounded there?
     pub(super) completed_later: bool,
     /// The groups it is summed over, one after the other.
@@ -54,9 +49,18 @@ pub(super) struct SumLevel {
     pub(super) sums: Vec<SumPart>,
 }
 
-/// In what gradients agree that one collective reduces: the types in which they and sums of them travel, the ranks that
-/// their weights are sharded over, and how often a sum counts a token.
-pub(super) type Alike = (WireType, WireType, Group, u32);
+/// In what gradients agree that one collective reduces.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Alike {
+    /// The type in which they travel.
+    pub(super) element: WireType,
+    /// The type in which sums of blocks of ranks travel.
+    pub(super) sums_in: WireType,
+    /// The ranks that their weights are sharded over.
+    pub(super) over: Group,
+    /// How often a sum counts a token.
+    pub(super) counts_tokens: u32,
+}
 
 /// The reductions that a call completes, and which of them is that of a group's gradients that are alike.
 #[derive(Default)]
@@ -87,12 +91,10 @@ impl OfCall {
 }
 
 impl Collected {
-    fn new(name: &str, (element, sums_in, over, _): Alike) -> Self {
+    fn new(name: &str, alike: Alike) -> Self {
         Self {
             name: name.to_owned(),
-            element,
-            sums_in,
-            over,
+            alike,
             completed_later: false,
             levels: Vec::new(),
             over_replicas: Vec::new(),
@@ -127,11 +129,11 @@ impl Collected {
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
         let layout = draft.weights.layout(weight);
         let (mesh, shard) = (draft.weights.mesh, layout.shard);
-        let sums_in = self.sums_in;
+        let Alike { element: travels_in, sums_in, .. } = self.alike;
         // What is written with the last one is what the norm is of.
         let squares = (ends && draft.updates)
             .then(|| draft.transient(format!("{name} squares"), Content::Squares(weight)));
-        let collective = draft.policy.collectives_sum(self.element);
+        let collective = draft.policy.collectives_sum(travels_in);
         let replicated = mesh.size(shard.copies()) > 1 && !layout.is_in_slices();
         let reduced = (collective || replicated).then(|| {
             let named = format!("{name} reduced gradient of {label}");
@@ -139,7 +141,7 @@ impl Collected {
         });
         if collective {
             let part = reduced.map(|to| ReducePart { weight, from, to });
-            self.level(0, (shard.group(), self.element), &shard).parts.extend(part);
+            self.level(0, (shard.group(), travels_in), &shard).parts.extend(part);
         } else {
             let mut own = from;
             for (number, group) in shard.tree(mesh).enumerate() {
@@ -148,7 +150,7 @@ impl Collected {
                 let received = (mesh.size(group) > 1).then(|| match number {
                     0 => {
                         let named = format!("{name} gradient of {label} from others");
-                        draft.transient(named, Content::ReceivedGradient(weight, call, self.element))
+                        draft.transient(named, Content::ReceivedGradient(weight, call, travels_in))
                     }
                     _ => {
                         let named = format!("{name} gradient of {label} from others at {level}");
@@ -166,7 +168,7 @@ impl Collected {
                     (true, None) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
                 };
                 let squares = squares.filter(|_| target.accumulates());
-                let element = if number == 0 { self.element } else { sums_in };
+                let element = if number == 0 { travels_in } else { sums_in };
                 let SumLevel { parts, sums, .. } = self.level(number, (group, element), &shard);
                 parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
                 sums.push(SumPart { weight, own, received, into, target, squares });

@@ -60,8 +60,8 @@ impl Run<'_> {
         self.fill(task, to, Held::ReducedGradient(weight, calls))
     }
 
-    /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what was
-    /// asked of the plan.
+    /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what
+    /// [`WireType`] makes of `reduce_dtype`.
     pub(super) fn travelling(
         &self,
         task: TaskId,
@@ -95,7 +95,7 @@ impl Run<'_> {
         let chosen = WireType::of_gradient(self.plan.policy.reduce_dtype, columns, written);
         if element != chosen {
             let problem = format!(
-                "reduces the gradient of `{}` in {element}, but the plan was asked for {chosen}",
+                "reduces the gradient of `{}` in {element}, but reduce_dtype and its call make it {chosen}",
                 self.name(weight)
             );
             return self.wrong_accumulation(task, problem, "let gradients travel as reduce_dtype says");
