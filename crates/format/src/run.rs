@@ -1,8 +1,8 @@
 //! Runs of values in MXFP8: gradients on the wire.
 //!
-//! Law: a run is whole blocks of 32 neighbours, with the codes and scales of rowwise [`Format::Mxfp8`](super::Format). A
-//! block with an infinity or NaN decodes to NaN as a whole, so sums of it are not finite. No finite value saturates;
-//! from 248 · 2¹²⁰ on they round to infinity.
+//! Law: a run is whole blocks of 32 neighbours, with the codes and scales of rowwise
+//! [`Format::Mxfp8`](super::Format). A block with an infinity or NaN decodes to NaN as a whole, so sums of it are
+//! not finite. No finite value saturates; from 248 · 2¹²⁰ on they round to infinity.
 
 use super::e8m0;
 use super::format::Fp8Element;

@@ -1,5 +1,5 @@
-//! PL-4 for gradients that travel in MXFP8: rounded once before they leave a rank, once a level, and only where rows are
-//! whole blocks.
+//! PL-4 for gradients that travel in MXFP8: rounded once before they leave a rank, once a level, and only where
+//! rows are whole blocks.
 
 use warpweft_base::id::CallId;
 use warpweft_format::{ElementType, Format, Orientation};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::trainer::{Mischief, feed, losses};
 
-/// On two ranks that trained two steps: one that is skipped and one whose closure fails add nothing to `runs` and change
-/// nothing, and the next step does.
+/// On two ranks that trained two steps: one that is skipped and one whose closure fails add nothing to `runs` and
+/// change nothing, and the next step does.
 pub(super) async fn lost_steps_change_nothing(session: &mut Session, mischief: &Mischief, runs: &AtomicU32) {
     let before = (session.export().await.unwrap(), runs.load(Ordering::SeqCst));
     mischief.set(3);

@@ -1,7 +1,7 @@
 //! The type of gradients on the wire.
 //!
-//! Law: it follows from [`ReduceDtype`], the columns of the rank's part of the weight, and the element type that the call
-//! wrote the gradient in. It is chosen here alone.
+//! Law: it follows from [`ReduceDtype`], the columns of the rank's part of the weight, and the element type that
+//! the call wrote the gradient in. It is chosen here alone.
 
 use serde::Serialize;
 
