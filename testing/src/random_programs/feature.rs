@@ -7,12 +7,12 @@ use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{
-    Accumulation, BufferSpec, Call, Collective, Counts, Form, Gradient, Group, Lifetime, Phase, Placement,
-    Reuse, Role, TensorParallel, WeightSpec,
+    Accumulation, BufferSpec, Call, Collective, Counts, Form, Lifetime, Phase, Placement, Reuse, Role,
+    TensorParallel, WeightSpec,
 };
 use warpweft_plan::op::{
     Accumulate, AllGather, Dequantize, DequantizePart, ExchangeGradient, GatherChunk, Op, ReduceScatter,
-    SumGradient, SumTarget, Transpose, Update, WireType,
+    SumGradient, SumTarget, Transpose, Update,
 };
 use warpweft_plan::plan::{GatherStart, StepPlan};
 use warpweft_plan::policy::{
@@ -21,18 +21,15 @@ use warpweft_plan::policy::{
 use warpweft_session::config::Scaling;
 
 use super::collective_calls::KINDS;
+use super::model::FORMATS;
 use super::row::Feature;
 use super::{
-    FORMATS, GROUPS, Sample, expert_features, matrix_features, scale_groups, slices, update_features,
+    GROUPS, Sample, expert_features, gradient_features, matrix_features, scale_groups, slices,
+    update_features,
 };
 
 /// Does the configuration of a sample say so?
 type Chosen = fn(&Sample) -> bool;
-
-fn rounds(plan: &StepPlan, element: ElementType, wire: WireType) -> bool {
-    let is_it = |op: &Op| matches!(op, Op::RoundGradient(op) if (op.element, op.wire) == (element, wire));
-    plan.tasks.iter().any(|task| is_it(&task.op))
-}
 
 /// All there are.
 pub fn features() -> Vec<Feature> {
@@ -208,43 +205,6 @@ pub fn features() -> Vec<Feature> {
         };
         weights.iter().any(|spec| spec.frozen && is_twin(spec))
     });
-    add("gradients in bf16", |_, plan| rounds(plan, ElementType::F32, WireType::Bf16));
-    add("gradients in MXFP8", |_, plan| rounds(plan, ElementType::F32, WireType::Mxfp8));
-    add("gradients in MXFP8 that calls write in bf16", |_, plan| {
-        rounds(plan, ElementType::Bf16, WireType::Mxfp8)
-    });
-    add("sums of blocks in MXFP8", |_, plan| {
-        let quantizes = |op: &SumGradient| op.parts.iter().any(|part| part.target == SumTarget::Quantized);
-        plan.tasks.iter().any(|task| matches!(&task.op, Op::SumGradient(op) if quantizes(op)))
-    });
-    add("gradients written in bf16, with padding and without", |sample, plan| {
-        let is_padded = |weight| {
-            let shard = &plan.weights.layout(weight).shard;
-            shard.padded_rows() > shard.shape.rows
-        };
-        let all = || sample.program.calls().iter().flat_map(|call| &call.gradients);
-        let written = |padded| {
-            move |gradient: &&Gradient| {
-                gradient.element == ElementType::Bf16 && is_padded(gradient.weight) == padded
-            }
-        };
-        all().any(|gradient| written(true)(&gradient)) && all().any(|gradient| written(false)(&gradient))
-    });
-    add("gradients of one call written in f32 and in bf16, travelling in both", |_, plan| {
-        let mixed = |call: &Call| {
-            [ElementType::F32, ElementType::Bf16]
-                .into_iter()
-                .all(|element| call.gradients.iter().any(|gradient| gradient.element == element))
-        };
-        plan.policy.reduce_dtype == ReduceDtype::F32 && plan.calls.iter().any(mixed)
-    });
-    add("gradients added on the rank", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(task.op, Op::AddGradient(_)))
-    });
-    add("gradients without an optimizer", |_, plan| {
-        let adds = |op: &Op| matches!(op, Op::Accumulate(_) | Op::SumGradient(_));
-        !plan.updates_weights && plan.tasks.iter().any(|task| adds(&task.op))
-    });
     add("a fused weight that is cut by segments", |sample, _| {
         sample.config.mesh.tp > 1
             && sample.program.model().weights().iter().any(|weight| weight.segments.iter().count() > 1)
@@ -392,30 +352,6 @@ pub fn features() -> Vec<Feature> {
         let has = move |sample: &Sample, _: &StepPlan| sample.mesh().replicas() == replicas;
         all.push((format!("{replicas} replicas"), Box::new(has)));
     }
-    for levels in 2..=3 {
-        for replicated in [false, true] {
-            let has = move |_: &Sample, plan: &StepPlan| {
-                let mesh = plan.weights.mesh;
-                let sums = plan.tasks.iter().any(|task| matches!(task.op, Op::SumGradient(_)));
-                sums && (mesh.depth(Group::Shard), mesh.replicas() > 1) == (levels, replicated)
-            };
-            let of = if replicated { "several replicas" } else { "one replica" };
-            all.push((format!("gradients summed in {levels} levels in {of}"), Box::new(has)));
-        }
-    }
-    for over in [Group::Shard, Group::Replica] {
-        let has = move |_: &Sample, plan: &StepPlan| {
-            let mesh = plan.weights.mesh;
-            mesh.tensor() > 1
-                && mesh.depth(over) > 1
-                && plan
-                    .weights
-                    .layouts
-                    .iter()
-                    .any(|layout| layout.placement == Placement::Sharded && layout.shard.group() == over)
-        };
-        all.push((format!("gradients summed over the {over} group in levels"), Box::new(has)));
-    }
     for how in [
         TensorParallel::ColumnParallel,
         TensorParallel::RowParallel,
@@ -435,6 +371,7 @@ pub fn features() -> Vec<Feature> {
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all.extend(expert_features::features());
+    all.extend(gradient_features::features());
     all.extend(matrix_features::features());
     all.extend(update_features::features());
     all.extend(scale_groups::features());

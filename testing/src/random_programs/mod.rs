@@ -4,14 +4,18 @@
 //! `feature` names them, and a test counts that each comes up. Deliberately absent: schedules made by hand,
 //! and what no plan can be made of.
 
+mod calls;
 mod collective_calls;
+mod config;
 mod dispatch;
 mod draw;
 mod expert_features;
 mod experts;
 mod feature;
+mod gradient_features;
 mod matrices;
 mod matrix_features;
+mod model;
 mod row;
 mod scale_groups;
 mod slices;
@@ -22,30 +26,15 @@ pub use dispatch::{bound_counts, counts_beside, filled};
 pub use draw::{Draw, mix};
 pub use feature::features;
 
-use warpweft_base::id::WeightId;
-use warpweft_format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft_plan::layout::{StateLayout, Weights};
-use warpweft_plan::model::{
-    Access, Accumulation, BufferSpec, CallBuilder, CostHint, Form, Group, Levels, Lifetime, Mesh, Model,
-    NonNegative, ParameterGroup, Phase, Placement, ProgramBuilder, Reuse, Role, StepProgram, Use, WeightSpec,
-};
+use warpweft_plan::model::{Accumulation, Group, Levels, Mesh, StepProgram, WeightSpec};
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
-use warpweft_plan::policy::{
-    AcrossMicroBatches, Backward, ByteSize, Columnwise, Masters, Moments, OptimizerShard, Reduce,
-    ReduceDtype, ReduceEvery,
-};
+use warpweft_plan::policy::{ByteSize, Masters, Moments, OptimizerShard, Reduce};
 use warpweft_session::cluster::preset;
-use warpweft_session::config::{Config, Prefetch, Scaling};
+use warpweft_session::config::Config;
 use warpweft_session::session::costs_of;
 
-const FORMATS: [Format; 6] = [
-    Format::F32,
-    Format::Bf16,
-    Format::NVFP4_2D,
-    Format::Mxfp8,
-    Format::FP8_BLOCK128_POW2,
-    Format::FP8_TENSOR_E4M3,
-];
+use calls::{Ending, built, with_use};
 
 /// Tells the draw of scale groups from the others of a seed.
 const SCALES: u64 = 1 << 55;
@@ -142,12 +131,12 @@ impl Sample {
         let rows = &mut Draw::new(mix(seed ^ ROWS));
         // The same for all weights, so that as many have the shape of others.
         let short = if rows.one_in(2) { rows.below(32) } else { 0 };
-        let model = model(draw, &mut Draw::new(mix(seed ^ FROZEN)), short);
+        let model = model::model(draw, &mut Draw::new(mix(seed ^ FROZEN)), short);
         let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
         // Drawn beside the others, as it changes no plan.
         let dynamic = &mut Draw::new(mix(seed));
-        let mut program = program(draw, dynamic, &model, ending);
-        let mut config = config(draw, &model);
+        let mut program = calls::program(draw, dynamic, &model, ending);
+        let mut config = config::config(draw, &model);
         let (rule, optimizer) = (&mut Draw::new(mix(seed ^ RULE)), &mut config.optimizer);
         if (optimizer.moments, optimizer.masters) == (Moments::F32, Masters::F32) && rule.one_in(2) {
             optimizer.custom_states = Some(rule.below(3) as u8);
@@ -316,241 +305,3 @@ fn planned(seed: u64, on_any_mesh: bool) -> impl Iterator<Item = (u64, Sample, S
 /// What a step of a program that accumulates may be.
 const PARTS: [Accumulation; 4] =
     [Accumulation::Whole, Accumulation::First, Accumulation::Next, Accumulation::Last];
-
-/// How a program ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    Optimizer,
-    Gradients,
-    Nothing,
-}
-
-/// Weights in blocks have so many rows less than whole ones.
-fn model(draw: &mut Draw, frozen: &mut Draw, short: usize) -> Model {
-    let mut model = Model::builder();
-    let mut ids = Vec::new();
-    let (one, other) = (draw.among(&FORMATS), draw.among(&FORMATS));
-    for number in 0..1 + draw.below(5) {
-        let name = format!("w{number}");
-        let format = if draw.one_in(3) { other } else { one };
-        let (rows, cols) = (1 + draw.below(4), 1 + draw.below(3));
-        let (rows, cols) = match format {
-            Format::Nvfp4(_) | Format::Mxfp8 => (rows * 32 - short, cols * 32),
-            _ => (rows * 7, cols * 5),
-        };
-        let replicated = draw.one_in(4);
-        let id = if replicated {
-            model.replicated(&name, rows, cols).unwrap()
-        } else {
-            model.sharded(&name, rows, cols, format).unwrap()
-        };
-        ids.push((id, replicated));
-    }
-    let sharded: Vec<WeightId> =
-        ids.iter().filter(|(_, replicated)| !replicated).map(|(id, _)| *id).collect();
-    for weight in &sharded {
-        if draw.one_in(6) {
-            model.reuse(*weight, draw.among(&[Reuse::Keep, Reuse::Regather])).unwrap();
-        }
-    }
-    for weight in ids.iter().map(|(id, _)| *id) {
-        if draw.one_in(4) {
-            let value = |draw: &mut Draw| NonNegative::new(draw.among(&[0.0, 0.1, 3.0]));
-            let weight_decay = if draw.one_in(2) { value(draw) } else { None };
-            let learning_rate_scale = if draw.one_in(2) { value(draw) } else { None };
-            let group = ParameterGroup { weight_decay, learning_rate_scale, ..ParameterGroup::default() };
-            model.parameters(weight, group).unwrap();
-        }
-    }
-    if frozen.one_in(4) {
-        // Never all of them: some program trains.
-        for (weight, _) in &ids[1..] {
-            if frozen.one_in(2) {
-                model.freeze(*weight).unwrap();
-            }
-        }
-    }
-    if draw.one_in(2) {
-        // Groups of up to three, and weights of none.
-        for (number, members) in sharded.chunks(1 + draw.below(3)).take(2).enumerate() {
-            model.group(&format!("experts {number}"), members).unwrap();
-        }
-    }
-    model.build()
-}
-
-fn config(draw: &mut Draw, model: &Model) -> Config {
-    let mut config = Config { check: true, ..Config::default() };
-    config.prefetch = match draw.below(8) {
-        0 => Prefetch::auto(),
-        1 => Prefetch::bytes(ByteSize::new(draw.among(&[20_000, 60_000, 1 << 20]))),
-        _ => Prefetch::depth(draw.below(6) as u32),
-    };
-    config.communicators = Some(1 + draw.below(3) as u32);
-    config.backward = draw.among(&[Backward::Regather, Backward::Keep]);
-    config.across_micro_batches =
-        draw.among(&[AcrossMicroBatches::Regather, AcrossMicroBatches::Keep, AcrossMicroBatches::Fit]);
-    config.reduce_dtype = match draw.below(4) {
-        0 => ReduceDtype::Bf16,
-        1 => ReduceDtype::Mxfp8,
-        _ => ReduceDtype::F32,
-    };
-    config.columnwise = draw.among(&[Columnwise::OnDemand, Columnwise::Keep]);
-    config.reduce_every = draw.among(&[ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step]);
-    config.optimizer.moments = if draw.one_in(6) { Moments::Bf16 } else { Moments::F32 };
-    if config.optimizer.moments == Moments::Bf16 {
-        config.optimizer.beta2 = 0.99;
-    }
-    let sharded = || model.weights().iter().filter(|weight| weight.placement == Placement::Sharded);
-    let is_bf16 = sharded().all(|weight| weight.format == Format::Bf16);
-    if is_bf16 && sharded().next().is_some() && draw.one_in(2) {
-        config.optimizer.masters = Masters::Bf16Remainder;
-    }
-    let has_history = |weight: &WeightSpec| weight.format == Format::FP8_TENSOR_E4M3 && !weight.frozen;
-    if sharded().any(has_history) && draw.one_in(2) {
-        config.quantize.scaling = Scaling::Delayed;
-        (config.quantize.amax_history, config.quantize.amax_choice) = (3, AmaxChoice::Latest);
-    }
-    config.reduce_delay = draw.among(&[1, 2, 2, 2, 3, 7, 16]);
-    config.derive_ahead = draw.among(&[false, false, true]);
-    config
-}
-
-/// What is known of the buffers while calls are declared.
-struct Buffers {
-    specs: Vec<BufferSpec>,
-    filled: Vec<bool>,
-    written: Vec<bool>,
-    read: Vec<bool>,
-    taken: Vec<bool>,
-}
-
-fn program(draw: &mut Draw, dynamic: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
-    let has_dynamic = dynamic.one_in(3);
-    let trains = ending != Ending::Nothing;
-    let mut program = StepProgram::builder("step", model);
-    program.micro_batches(draw.among(&[1, 1, 2, 3])).unwrap();
-    let specs: Vec<BufferSpec> = (0..1 + draw.below(5)).map(|number| buffer(draw, number)).collect();
-    let ids: Vec<_> = specs.iter().map(|spec| program.buffer(spec.clone()).unwrap()).collect();
-    let begins = |spec: &BufferSpec| spec.role == Role::Input || spec.lifetime == Lifetime::Carried;
-    let mut buffers = Buffers {
-        filled: specs.iter().map(begins).collect(),
-        written: vec![false; specs.len()],
-        read: vec![false; specs.len()],
-        taken: vec![false; specs.len()],
-        specs,
-    };
-    let mut owed = vec![trains; model.weights().len()];
-    let calls = 1 + draw.below(8);
-    let mut done: Vec<Vec<Use>> = Vec::new();
-    for number in 0..calls {
-        let is_last = number + 1 == calls;
-        let phase = if number * 2 < calls && !is_last { Phase::Forward } else { Phase::Backward };
-        let mut call = program.call(&format!("c{number}"), phase);
-        let uses = match draw.of(&done) {
-            // A call replayed, or recomputed in backward.
-            Some(again) if draw.one_in(4) => again.clone(),
-            _ => (0..draw.below(4)).map(|_| a_use(draw, model)).collect(),
-        };
-        call = uses.iter().fold(call, |call, usage| with_use(call, *usage));
-        done.push(uses);
-        for (weight, spec) in model.entries() {
-            if trains && (draw.one_in(3) || is_last && owed[weight.index()]) {
-                // Drawn for frozen weights too, so that freezing them changes nothing else of the program.
-                let element = element(draw, spec);
-                if !spec.frozen {
-                    call = call.gradient_in(weight, element);
-                }
-                owed[weight.index()] = false;
-            }
-        }
-        for (position, access) in accesses(draw, &mut buffers, is_last) {
-            call = call.accesses(ids[position], access);
-        }
-        call = call.cost(CostHint { flops: 1 << draw.below(34), ..CostHint::default() });
-        if has_dynamic && dynamic.one_in(3) {
-            call = call.dynamic();
-        }
-        call.add().unwrap();
-    }
-    built(program, ending)
-}
-
-fn built(program: ProgramBuilder, ending: Ending) -> StepProgram {
-    match ending {
-        Ending::Optimizer => program.build_training().unwrap(),
-        Ending::Gradients => program.build_gradients().unwrap(),
-        Ending::Nothing => program.build_evaluation().unwrap(),
-    }
-}
-
-/// In what a call writes a gradient: one in four of a sharded weight in bf16.
-fn element(draw: &mut Draw, spec: &WeightSpec) -> ElementType {
-    match spec.placement == Placement::Sharded && draw.one_in(4) {
-        true => ElementType::Bf16,
-        false => ElementType::F32,
-    }
-}
-
-/// What the next call does with the buffers: anything that program order allows.
-fn accesses(draw: &mut Draw, buffers: &mut Buffers, is_last: bool) -> Vec<(usize, Access)> {
-    let mut chosen = Vec::new();
-    for position in 0..buffers.specs.len() {
-        let (role, lifetime) = (buffers.specs[position].role, buffers.specs[position].lifetime);
-        let owed = is_last && role == Role::Output && !buffers.written[position] && !buffers.taken[position];
-        if !owed && !draw.one_in(2) {
-            // An input or an activation that no call reads is refused, but for one of backward.
-            let is_activation = (role, lifetime) == (Role::Internal, Lifetime::Step);
-            if is_last && (role == Role::Input || is_activation) && !buffers.read[position] {
-                let access = if buffers.filled[position] { Access::Read } else { Access::Write };
-                chosen.push((position, access));
-            }
-            continue;
-        }
-        if lifetime == Lifetime::Call && std::mem::replace(&mut buffers.taken[position], true) {
-            continue;
-        }
-        let access = match draw.among(&[Access::Read, Access::Write, Access::Update]) {
-            _ if role == Role::Input => Access::Read,
-            _ if owed || lifetime == Lifetime::Call || !buffers.filled[position] => Access::Write,
-            wanted => wanted,
-        };
-        buffers.filled[position] |= access.writes();
-        buffers.written[position] |= access.writes();
-        buffers.read[position] |= access.reads();
-        chosen.push((position, access));
-    }
-    chosen
-}
-
-fn buffer(draw: &mut Draw, number: usize) -> BufferSpec {
-    BufferSpec {
-        name: format!("b{number}"),
-        elements: 1 + number * 97,
-        element: ElementType::F32,
-        role: draw.among(&[Role::Internal, Role::Input, Role::Output]),
-        lifetime: draw.among(&[Lifetime::Step, Lifetime::Step, Lifetime::Call, Lifetime::Carried]),
-    }
-}
-
-/// A use of some weight in an orientation and form that it can serve.
-fn a_use(draw: &mut Draw, model: &Model) -> Use {
-    let weights: Vec<_> = model.entries().collect();
-    let (weight, spec) = weights[draw.below(weights.len())];
-    let (orientation, form, reuse) = (Orientation::Rowwise, Form::Dense, None);
-    if spec.placement == Placement::Replicated {
-        return Use { weight, orientation, form, reuse };
-    }
-    let orientation = draw.among(&[Orientation::Rowwise, Orientation::Columnwise]);
-    let form = draw.among(&[Form::Planes, Form::Dense, Form::DenseBf16]);
-    let reuse = draw.among(&[Some(Reuse::Keep), Some(Reuse::Regather), None, None, None, None]);
-    Use { weight, orientation, form, reuse }
-}
-
-fn with_use<'p>(call: CallBuilder<'p>, usage: Use) -> CallBuilder<'p> {
-    let call = call.uses(usage.weight, usage.orientation, usage.form);
-    match usage.reuse {
-        Some(reuse) => call.reuse(reuse),
-        None => call,
-    }
-}

@@ -14,6 +14,7 @@ mod golden;
 mod gradients;
 mod moves;
 mod planes;
+mod slices;
 mod stages;
 mod stream;
 mod values;
