@@ -26,11 +26,11 @@ enum Layout {
 
 /// What example 09 prints and `docs/simulating.md` shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 6] = [
-    (Layout::PairsShareState, 1.0, [100.0, 101.8, 100.2, 96.8, 92.0, 88.5]),
-    (Layout::PairsShareState, 0.5, [100.0, 100.9, 100.1, 100.0, 99.9, 99.8]),
-    (Layout::Pairs, 1.0, [100.0, 84.4, 70.8, 64.7, 60.8, 58.4]),
-    (Layout::Pairs, 0.5, [100.0, 99.1, 98.3, 96.5, 94.8, 91.8]),
-    (Layout::Sharded, 1.0, [100.0, 101.6, 90.9, 87.1, 82.4, 76.5]),
+    (Layout::PairsShareState, 1.0, [100.0, 101.9, 102.0, 97.0, 90.2, 86.8]),
+    (Layout::PairsShareState, 0.5, [100.0, 100.9, 100.2, 100.2, 100.1, 100.0]),
+    (Layout::Pairs, 1.0, [100.0, 84.6, 71.0, 64.9, 60.9, 58.6]),
+    (Layout::Pairs, 0.5, [100.0, 99.1, 98.4, 97.8, 94.2, 91.0]),
+    (Layout::Sharded, 1.0, [100.0, 101.6, 96.2, 90.8, 84.8, 80.0]),
     (Layout::Sharded, 0.5, [100.0, 100.9, 101.0, 101.0, 100.8, 100.5]),
 ];
 

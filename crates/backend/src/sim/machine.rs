@@ -1,16 +1,22 @@
 //! The clocks of a simulated world.
 //!
-//! Law: a clock only moves forward, and only when something is issued. Everything is in nanoseconds since the
-//! world was made. The formulas are those of the module above. A clock that reaches [`END`] is an error and
-//! not a time: it would stand still there.
+//! Law: what lanes get is kept ([`Pending`]) until the host waits, and runs then in the order in which tasks begin,
+//! whatever the order in which lanes got it. A clock only moves forward. Everything is
+//! in nanoseconds since the world was made. The formulas are those of the module above. A clock that reaches
+//! [`END`] is an error and not a time: it would stand still there.
 
-use crate::TaskInterval;
-use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
+use std::sync::Arc;
+
+use warpweft_base::id::{LaneId, RankId, TaskId};
 use warpweft_plan::cluster::{Charges, Cluster, Jitter};
 use warpweft_plan::layout::Lane;
 use warpweft_plan::model::{Group, Mesh};
 
+use super::SimBound;
 use super::bind::Priced;
+use super::pending::{Action, Pending};
+use crate::TaskInterval;
+use crate::bell::lock;
 
 /// Lets every clock of a group wait for the latest of them. Ranks without a clock are not waited for.
 fn join(clocks: &mut [u64], mesh: Mesh, group: Group) {
@@ -30,47 +36,8 @@ pub const MAX_CLOCKS: u32 = 4096;
 #[doc(hidden)]
 pub const END: u64 = 1_000_000_000_000_000_000;
 
-/// A command to a lane.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Action {
-    Run { lane: LaneId, task: TaskId },
-    Record { lane: LaneId, event: EventId },
-    Wait { lane: LaneId, event: EventId },
-}
-
-/// How far one bound plan is in its step.
-#[derive(Debug)]
-pub(super) struct Progress {
-    intervals: Vec<TaskInterval>,
-    /// Per event, one time for each clock.
-    events: Vec<u64>,
-    recorded: Vec<bool>,
-    clocks: usize,
-}
-
-impl Progress {
-    pub(super) fn new(tasks: usize, events: usize, clocks: usize) -> Self {
-        Self {
-            intervals: vec![TaskInterval::default(); tasks],
-            events: vec![0; events * clocks],
-            recorded: vec![false; events],
-            clocks,
-        }
-    }
-
-    pub(super) fn begin(&mut self) {
-        self.recorded.fill(false);
-    }
-
-    pub(super) fn intervals(&self) -> &[TaskInterval] {
-        &self.intervals
-    }
-
-    fn event(&mut self, event: EventId) -> Option<&mut [u64]> {
-        let begin = event.index() * self.clocks;
-        self.events.get_mut(begin..begin + self.clocks)
-    }
-}
+/// What is wrong on a lane.
+pub(super) type Problem = (LaneId, &'static str);
 
 /// All clocks.
 #[derive(Debug)]
@@ -81,12 +48,16 @@ pub(super) struct Machine {
     replay: u64,
     /// The constant factor of every rank.
     slow: Vec<f64>,
+    /// When the host last waited, per clock.
     host: Vec<u64>,
+    /// For how long the host has issued since.
+    issuing: u64,
     /// When each lane is free, per clock.
     lanes: Vec<Vec<u64>>,
     /// What ran in this step, on rank 0.
     charges: Charges,
     step: u64,
+    pending: Pending,
     pub(super) capture: Option<Vec<Action>>,
 }
 
@@ -101,9 +72,11 @@ impl Machine {
             replay: nanoseconds(cluster.gpu.replay_us),
             slow: (0..clocks).map(|rank| cluster.jitter.slow(rank)).collect(),
             host: vec![0; clocks as usize],
+            issuing: 0,
             lanes: Vec::new(),
             charges: Charges::new(cluster.contention),
             step: 0,
+            pending: Pending::default(),
             capture: None,
         }
     }
@@ -121,25 +94,61 @@ impl Machine {
         self.charges.open(lane);
     }
 
-    pub(super) fn begin_step(&mut self) {
+    /// Opens a step of a plan.
+    ///
+    /// # Errors
+    /// As [`Machine::settle`], of a step before.
+    pub(super) fn begin_step(&mut self, bound: &SimBound) -> Result<(), Problem> {
+        self.settle()?;
         self.step += 1;
         self.charges.clear();
+        lock(&bound.progress).begin();
+        Ok(())
     }
 
     /// Notes that the host enqueues something; events are free.
-    pub(super) fn issue(&mut self, is_task: bool) {
-        if is_task {
-            self.host.iter_mut().for_each(|clock| *clock = clock.saturating_add(self.launch));
+    pub(super) fn issue(&mut self, action: Action) {
+        if matches!(action, Action::Run { .. }) {
+            self.issuing = self.issuing.saturating_add(self.launch);
         }
     }
 
-    /// Notes that the host launches a capture.
-    pub(super) fn replay(&mut self) {
-        self.host.iter_mut().for_each(|clock| *clock = clock.saturating_add(self.replay));
+    /// Gives an action to its lane.
+    ///
+    /// # Errors
+    /// What is wrong with it, or as [`Machine::settle`], of another plan.
+    pub(super) fn submit(&mut self, action: Action, bound: &Arc<SimBound>) -> Result<(), Problem> {
+        let lane = action.lane();
+        if self.pending.plan().is_some_and(|plan| !Arc::ptr_eq(&plan, bound)) {
+            self.settle()?;
+        }
+        if self.lanes.get(lane.index()).is_none() {
+            return Err((lane, "the lane was not opened"));
+        }
+        self.pending.add(action, self.issuing, bound).map_err(|problem| (lane, problem))
+    }
+
+    /// Launches a capture: lanes wait for the first of them, do all of it, and the first waits for them.
+    ///
+    /// # Errors
+    /// As [`Machine::submit`] and [`Machine::settle`].
+    pub(super) fn launch(
+        &mut self,
+        first: LaneId,
+        actions: &[Action],
+        bound: &Arc<SimBound>,
+    ) -> Result<(), Problem> {
+        self.settle()?;
+        self.issuing = self.issuing.saturating_add(self.replay);
+        self.part(first);
+        actions.iter().try_for_each(|action| self.submit(*action, bound))?;
+        self.settle()?;
+        self.meet(first);
+        Ok(())
     }
 
     /// Lets all lanes wait for `first`.
-    pub(super) fn part(&mut self, first: LaneId) {
+    fn part(&mut self, first: LaneId) {
         let Some(free) = self.lanes.get(first.index()).cloned() else { return };
         for lane in &mut self.lanes {
             lane.iter_mut().zip(&free).for_each(|(own, first)| *own = (*own).max(*first));
@@ -147,7 +156,7 @@ impl Machine {
     }
 
     /// Lets `first` wait for all lanes.
-    pub(super) fn meet(&mut self, first: LaneId) {
+    fn meet(&mut self, first: LaneId) {
         for other in 0..self.lanes.len() {
             if let Ok([first, other]) = self.lanes.get_disjoint_mut([first.index(), other]) {
                 first.iter_mut().zip(&*other).for_each(|(own, other)| *own = (*own).max(*other));
@@ -155,63 +164,52 @@ impl Machine {
         }
     }
 
-    /// Notes that the host waits for a lane.
-    pub(super) fn synchronize(&mut self, lane: LaneId) {
+    /// Lets the host wait for a lane.
+    ///
+    /// # Errors
+    /// As [`Machine::settle`].
+    pub(super) fn synchronize(&mut self, lane: LaneId) -> Result<(), Problem> {
+        self.settle()?;
+        let issuing = std::mem::take(&mut self.issuing);
+        self.host.iter_mut().for_each(|host| *host = host.saturating_add(issuing));
         if let Some(free) = self.lanes.get(lane.index()) {
             self.host.iter_mut().zip(free).for_each(|(host, free)| *host = (*host).max(*free));
         }
+        Ok(())
     }
 
     /// The furthest clock.
     pub(super) fn latest(&self) -> u64 {
-        let lanes = self.lanes.iter().flatten();
-        self.host.iter().chain(lanes).copied().max().unwrap_or(0)
+        let host = self.host.iter().map(|clock| clock.saturating_add(self.issuing));
+        host.chain(self.lanes.iter().flatten().copied()).max().unwrap_or(0)
     }
 
-    /// One action of a lane.
+    /// Runs all that lanes got, in the order in which tasks begin on rank 0.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub(super) fn act(
-        &mut self,
-        action: Action,
-        tasks: &[Priced],
-        progress: &mut Progress,
-    ) -> Result<(), &'static str> {
-        const NO_LANE: &str = "the lane was not opened";
-        const NO_EVENT: &str = "the event is not of this plan, or was not recorded in this step";
+    /// At the end of time.
+    pub(super) fn settle(&mut self) -> Result<(), Problem> {
         const NO_TIME: &str = "virtual time has come to its end, 30 years; the speeds of the cluster are per second: \
                                see that none lacks its power of ten, or simulate fewer steps";
-        match action {
-            Action::Run { lane, task } => {
-                let priced = tasks.get(task.index()).filter(|priced| priced.lane == lane);
-                let priced = priced.ok_or("the task is not of this plan and lane")?;
-                let interval = self.run(task, priced).ok_or(NO_LANE)?;
-                if self.lanes[lane.index()].iter().any(|free| *free >= END) {
-                    return Err(NO_TIME);
-                }
-                progress.intervals[task.index()] = interval;
-            }
-            Action::Record { lane, event } => {
-                let free = self.lanes.get(lane.index()).ok_or(NO_LANE)?;
-                progress.event(event).ok_or(NO_EVENT)?.copy_from_slice(free);
-                progress.recorded[event.index()] = true;
-            }
-            Action::Wait { lane, event } => {
-                let free = self.lanes.get_mut(lane.index()).ok_or(NO_LANE)?;
-                if progress.recorded.get(event.index()) != Some(&true) {
-                    return Err(NO_EVENT);
-                }
-                let times = progress.event(event).ok_or(NO_EVENT)?;
-                free.iter_mut().zip(times).for_each(|(free, time)| *free = (*free).max(*time));
+        let Some(plan) = self.pending.plan() else { return Ok(()) };
+        let mut progress = lock(&plan.progress);
+        while let Some((task, issued)) = self.pending.next(&mut self.lanes, self.host[0], &mut progress) {
+            let priced = &plan.tasks[task.index()];
+            progress.intervals[task.index()] = self.run(task, priced, issued);
+            if self.lanes[priced.lane.index()].iter().any(|free| *free >= END) {
+                self.pending.clear();
+                return Err((priced.lane, NO_TIME));
             }
         }
         Ok(())
     }
 
-    fn run(&mut self, task: TaskId, priced: &Priced) -> Option<TaskInterval> {
-        let free = self.lanes.get_mut(priced.lane.index())?;
-        free.iter_mut().zip(&self.host).for_each(|(free, host)| *free = (*free).max(*host));
+    /// Runs a task that the host had issued after so long.
+    fn run(&mut self, task: TaskId, priced: &Priced, issued: u64) -> TaskInterval {
+        let free = &mut self.lanes[priced.lane.index()];
+        free.iter_mut()
+            .zip(&self.host)
+            .for_each(|(free, host)| *free = (*free).max(host.saturating_add(issued)));
         let begin = free[0];
         if let Some((group, _)) = priced.collective {
             join(free, self.mesh, group);
@@ -229,7 +227,7 @@ impl Machine {
             }
             self.charges.note(priced.lane, (joined, free[0]));
         }
-        Some(TaskInterval { begin, joined, end: free[0] })
+        TaskInterval { begin, joined, end: free[0] }
     }
 }
 

@@ -22,15 +22,15 @@
 //!   sampled by that many of its ranks, which understates the maximum: by `mean · ln(ranks / MAX_CLOCKS)` of a
 //!   task, for exponential delays.
 //! - What a lane takes from another ([`warpweft_plan::cluster::Contention`]) is charged for the time in which both
-//!   run on rank 0, to the one that is issued later: the end of what was issued before is not changed. T
-//!   places gathers ahead of the calls they hide behind, so calls pay for gathers and late reductions pay for
-//!   calls.
+//!   run on rank 0, to the one that begins later: the end of what began before is not changed. So a step takes the
+//!   same whatever the order in which actors issue, and what its plan's forecast says.
 //!
 //! Host work other than launches, and other ranks than rank 0 in [`Backend::intervals`], are deliberately
 //! absent.
 
 mod bind;
 mod machine;
+mod pending;
 mod surface;
 mod world;
 
@@ -43,7 +43,8 @@ pub use surface::SimSurface;
 pub use world::SimWorld;
 
 use self::bind::Priced;
-use self::machine::{Action, Progress};
+use self::machine::Problem;
+use self::pending::{Action, Progress};
 use self::world::Shared;
 use super::bell::lock;
 use super::{Backend, BackendError, ClosureFault, Inspection, TaskInterval, within};
@@ -94,15 +95,18 @@ impl SimBackend {
         BackendError::Lane { rank: self.rank(), lane, reason: reason.into() }
     }
 
-    fn submit(&self, stream: &SimStream, bound: &SimBound, action: Action) -> Result<(), BackendError> {
+    fn problem(&self, (lane, reason): Problem) -> BackendError {
+        self.lane_error(lane, reason)
+    }
+
+    fn submit(&self, bound: &Arc<SimBound>, action: Action) -> Result<(), BackendError> {
         let mut machine = lock(&self.shared.machine);
         if let Some(capture) = &mut machine.capture {
             capture.push(action);
             return Ok(());
         }
-        machine.issue(matches!(action, Action::Run { .. }));
-        let done = machine.act(action, &bound.tasks, &mut lock(&bound.progress));
-        done.map_err(|reason| self.lane_error(stream.lane, reason))
+        machine.issue(action);
+        machine.submit(action, bound).map_err(|problem| self.problem(problem))
     }
 
     fn same_length(&self, memory: &SimMemory, region: Region, bytes: usize) -> Result<(), BackendError> {
@@ -119,7 +123,7 @@ impl Backend for SimBackend {
     type Surface = SimSurface;
     type Memory = SimMemory;
     type Stream = SimStream;
-    type Bound = SimBound;
+    type Bound = Arc<SimBound>;
     type Graph = SimGraph;
 
     fn rank(&self) -> RankId {
@@ -173,17 +177,16 @@ impl Backend for SimBackend {
         stream.lane
     }
 
-    fn bind(&self, _memory: &SimMemory, binding: &Binding<'_>) -> Result<SimBound, BackendError> {
+    fn bind(&self, _memory: &SimMemory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError> {
         within(binding, self.shared.mesh)?;
         let tasks = bind::price(binding, &self.shared.prices)?;
         let clocks = lock(&self.shared.machine).clocks();
         let progress = Mutex::new(Progress::new(tasks.len(), binding.events, clocks));
-        Ok(SimBound { tasks, progress })
+        Ok(Arc::new(SimBound { tasks, progress }))
     }
 
-    fn begin_step(&self, bound: &mut SimBound) -> Result<(), BackendError> {
-        lock(&self.shared.machine).begin_step();
-        lock(&bound.progress).begin();
+    fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
+        lock(&self.shared.machine).begin_step(bound).map_err(|problem| self.problem(problem))?;
         match lock(&self.shared.aborted).as_ref() {
             None => Ok(()),
             Some(reason) => Err(BackendError::Poisoned { reason: reason.clone() }),
@@ -194,21 +197,26 @@ impl Backend for SimBackend {
         false
     }
 
-    fn warmed(&self, _bound: &mut SimBound) {}
+    fn warmed(&self, _bound: &mut Self::Bound) {}
 
-    fn enqueue(&self, stream: &mut SimStream, bound: &SimBound, task: TaskId) -> Result<(), BackendError> {
-        self.submit(stream, bound, Action::Run { lane: stream.lane, task })
+    fn enqueue(&self, stream: &mut SimStream, bound: &Self::Bound, task: TaskId) -> Result<(), BackendError> {
+        self.submit(bound, Action::Run { lane: stream.lane, task })
     }
 
-    fn record(&self, stream: &mut SimStream, bound: &SimBound, event: EventId) -> Result<(), BackendError> {
-        self.submit(stream, bound, Action::Record { lane: stream.lane, event })
+    fn record(
+        &self,
+        stream: &mut SimStream,
+        bound: &Self::Bound,
+        event: EventId,
+    ) -> Result<(), BackendError> {
+        self.submit(bound, Action::Record { lane: stream.lane, event })
     }
 
-    fn wait(&self, stream: &mut SimStream, bound: &SimBound, event: EventId) -> Result<(), BackendError> {
-        self.submit(stream, bound, Action::Wait { lane: stream.lane, event })
+    fn wait(&self, stream: &mut SimStream, bound: &Self::Bound, event: EventId) -> Result<(), BackendError> {
+        self.submit(bound, Action::Wait { lane: stream.lane, event })
     }
 
-    fn begin_capture(&self, streams: &mut [SimStream], bound: &SimBound) -> Result<(), BackendError> {
+    fn begin_capture(&self, streams: &mut [SimStream], bound: &Self::Bound) -> Result<(), BackendError> {
         let mut machine = lock(&self.shared.machine);
         if machine.capture.is_some() {
             let lane = streams.first().map_or(LaneId::new(0), |stream| stream.lane);
@@ -219,7 +227,7 @@ impl Backend for SimBackend {
         Ok(())
     }
 
-    fn end_capture(&self, streams: &mut [SimStream], _bound: &SimBound) -> Result<SimGraph, BackendError> {
+    fn end_capture(&self, streams: &mut [SimStream], _bound: &Self::Bound) -> Result<SimGraph, BackendError> {
         let actions = lock(&self.shared.machine).capture.take().ok_or_else(|| {
             let lane = streams.first().map_or(LaneId::new(0), |stream| stream.lane);
             self.lane_error(lane, "no step is being captured")
@@ -230,25 +238,16 @@ impl Backend for SimBackend {
     fn launch(
         &self,
         streams: &mut [SimStream],
-        bound: &SimBound,
+        bound: &Self::Bound,
         graph: &SimGraph,
     ) -> Result<(), BackendError> {
-        let mut machine = lock(&self.shared.machine);
-        let mut progress = lock(&bound.progress);
         let first = streams.first().map_or(LaneId::new(0), |stream| stream.lane);
-        machine.replay();
-        machine.part(first);
-        for action in &graph.actions {
-            let done = machine.act(*action, &bound.tasks, &mut progress);
-            done.map_err(|reason| self.lane_error(first, reason))?;
-        }
-        machine.meet(first);
-        Ok(())
+        let launched = lock(&self.shared.machine).launch(first, &graph.actions, bound);
+        launched.map_err(|problem| self.problem(problem))
     }
 
     fn synchronize(&self, stream: &mut SimStream) -> Result<(), BackendError> {
-        lock(&self.shared.machine).synchronize(stream.lane);
-        Ok(())
+        lock(&self.shared.machine).synchronize(stream.lane).map_err(|problem| self.problem(problem))
     }
 
     fn take_fault(&self, _stream: &mut SimStream) -> Option<ClosureFault> {
@@ -259,7 +258,7 @@ impl Backend for SimBackend {
         false
     }
 
-    fn take_inspection(&self, _bound: &SimBound) -> Inspection {
+    fn take_inspection(&self, _bound: &Self::Bound) -> Inspection {
         Inspection::None
     }
 
@@ -273,9 +272,9 @@ impl Backend for SimBackend {
         Ok(())
     }
 
-    fn intervals(&self, bound: &SimBound, into: &mut Vec<TaskInterval>) {
+    fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>) {
         into.clear();
-        into.extend_from_slice(lock(&bound.progress).intervals());
+        into.extend_from_slice(&lock(&bound.progress).intervals);
     }
 
     fn poison(&self, reason: &str) {

@@ -255,8 +255,7 @@ impl<'a, 'w> Bench<'a, 'w> {
         let compute = contention::factor(&run, delays, Side::Compute, Side::Collective);
         let collective = contention::factor(&run, delays, Side::Collective, Side::Compute);
 
-        let two =
-            self.observe("gathers beside reductions", &programs::beside(BESIDE, shape, plain, 8, 2)?)?;
+        let two = self.observe("gathers beside reductions", &programs::beside(BESIDE, shape, plain, 8)?)?;
         let collectives = contention::collectives(&two, &short);
 
         // Products that are longer than sums of gradients, and such as these fall behind.
@@ -293,7 +292,7 @@ impl<'a, 'w> Bench<'a, 'w> {
         let mut run = |experiment: Experiment| self.observe(what, &Experiment { alone, ..experiment });
         let steady = run(programs::steady(2 * BESIDE, shape, arithmetic, tokens)?)?;
         let beside = match alone {
-            true => run(programs::beside(BESIDE, shape, arithmetic, tokens, 1)?)?,
+            true => run(programs::transposed(BESIDE, shape, arithmetic, tokens)?)?,
             false => run(programs::after(BESIDE, shape, arithmetic, tokens)?)?,
         };
         Ok((beside, Alone::of(&[&steady])))

@@ -10,7 +10,7 @@
 //!   from it. What collectives take from each other is compared with chains, as no product runs long beside
 //!   them.
 //! - A task counts for one pair of lanes only if it ran beside no third, and mostly beside one task of the other.
-//! - Devices slow both of two tasks, the simulator one of them, whichever is issued later. So a task that
+//! - Devices slow both of two tasks, the simulator one of them, whichever begins later. So a task that
 //!   took no longer than by itself while its neighbour was slowed is taken for the one that was not charged:
 //!   it says nothing.
 //! - A task of which nothing was done beside the other lane, by what it takes alone, says nothing: it waited

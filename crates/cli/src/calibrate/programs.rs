@@ -285,23 +285,34 @@ pub(super) fn launches(calls: usize, format: Format, captured: bool) -> Result<E
     Ok(Experiment { captured, ..draft.experiment(Ending::Forward)? })
 }
 
-/// Several weights, gathered ahead: tasks of one lane beside those of another.
+/// Backward of several weights, whose planes are transposed ahead: the first one after the other, so that one begins
+/// while a call runs.
+pub(super) fn transposed(
+    weights: usize,
+    shape: Shape,
+    arithmetic: Arithmetic,
+    tokens: usize,
+) -> Result<Experiment, DeclareError> {
+    let mut draft = Draft::new("transposed", weights, shape, arithmetic)?;
+    draft.back(tokens)?;
+    Ok(Experiment { depth: 3, ..draft.experiment(Ending::Gradients)? })
+}
+
+/// Several weights, gathered ahead: collectives of one communicator beside those of another.
 pub(super) fn beside(
     weights: usize,
     shape: Shape,
     arithmetic: Arithmetic,
     tokens: usize,
-    communicators: u32,
 ) -> Result<Experiment, DeclareError> {
     let mut draft = Draft::new("beside", weights, shape, arithmetic)?;
     draft.there(tokens)?;
     draft.back(tokens)?;
-    Ok(Experiment { depth: 1, communicators, ..draft.experiment(Ending::Gradients)? })
+    Ok(Experiment { depth: 1, communicators: 2, ..draft.experiment(Ending::Gradients)? })
 }
 
 /// The same with one communicator and, after every call backward, a call whose planes are kept. It waits for
-/// no gather, so the host issues it before the reduction that stands after one, and the reduction runs
-/// beside it: what a collective is slowed by.
+/// no gather, and the reduction that stands after one begins beside it: what a collective is slowed by.
 pub(super) fn after(
     weights: usize,
     shape: Shape,

@@ -1,8 +1,8 @@
-//! Charges of a simulated task: what it takes beside those issued before it in the step.
+//! Charges of a simulated task: what it takes beside those that began before it in the step.
 //!
-//! Law: forecasts charge in T and the simulator in the order of issue, and both here: so they differ in nothing
-//! else. A task is charged for every lane of another kind as if it ran beside that one alone (`contention`), and
-//! a collective for its links as well (`traffic`); what ran before stays as it was.
+//! Law: forecasts and the simulator both charge here, and both in the order in which tasks begin. A task is charged
+//! for every lane of another kind as if it ran beside that one alone (`contention`), and a collective for its links
+//! as well (`traffic`); what ran before stays as it was.
 
 use super::Reach;
 use super::contention::{Contention, Ran, stretched};

@@ -1,7 +1,7 @@
 //! Contention: what lanes of one GPU take from each other.
 //!
 //! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes. Only the
-//! later of the two in issue order is charged. A collective takes from other lanes the share of its speed at
+//! one that begins later is charged. A collective takes from other lanes the share of its speed at
 //! which other collectives let it go. What collectives take from each other goes by links and not by lanes
 //! (`traffic`): if each of two takes f times as long beside the other, both together move 2/f as much as one.
 //! One that is not slowed leaves `2/f − 1` to the other, which for f = 2 stands still until the first is over.

@@ -1,10 +1,10 @@
 //! Link traffic: how much of a link collectives take, and when.
 //!
-//! Law: collectives are served in the order in which they are issued. What one takes of a link is the share of
-//! its speed at which it goes: nothing while it stands still, and less than all if the compute lane holds it up.
-//! Of its own speed every other loses in proportion to that ([`Contention::lost_beside_collective`]). Where one
-//! takes all of a link (f = 2), and wherever two share it, that conserves the link's bytes: of three that want
-//! all of it, the third waits for both, once.
+//! Law: collectives are served in the order in which they are given here, that in which they begin. What one takes
+//! of a link is the share of its speed at which it goes: nothing while it stands still, and less than all if the
+//! compute lane holds it up. Of its own speed every other loses in proportion to that
+//! ([`Contention::lost_beside_collective`]). Where one takes all of a link (f = 2), and wherever two share it, that
+//! conserves the link's bytes: of three that want all of it, the third waits for both, once.
 //!
 //! Deliberately absent: what one that takes both kinds of links takes of each. It is charged, and charges, as if
 //! it filled both, though mostly one of them bounds it. And when it is held up by the compute lane: it is so
@@ -51,7 +51,7 @@ impl Taken {
     }
 }
 
-/// What was taken of the links inside of nodes and of those between them, by collectives in the order of issue.
+/// What was taken of the links inside of nodes and of those between them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traffic {
     inside: Taken,
@@ -111,7 +111,7 @@ mod tests {
         Contention { collective_beside_collective: factor, ..Contention::default() }
     }
 
-    /// When each ends and when it runs, in the order of issue.
+    /// When each ends and when it runs, served in this order.
     fn carried(factor: f64, all: &[(Reach, u64, f64)]) -> (Vec<u64>, Vec<Vec<(u64, u64)>>) {
         let mut traffic = Traffic::default();
         let carry = |(reach, begin, length): &(Reach, u64, f64)| {

@@ -1,8 +1,7 @@
 //! The forecast of a plan: its expected time, and a bound that no schedule could beat.
 //!
-//! Law: a forecast is a function of a finished plan and of costs. Without contention and delays its times are
-//! those of a simulated step, to the nanosecond. With contention they are near them: the simulator charges in
-//! the order in which actors issue, a forecast in T. (Tests hold the two against each other, both ways.) Its
+//! Law: a forecast is a function of a finished plan and of costs. **Without delays its times are those of a simulated
+//! step**, to the nanosecond unless tasks wait for the host, which issues in T here and as actors do there. Its
 //! bound of the step holds for every schedule of the plan's tasks; that of exposed communication does where
 //! nothing contends.
 //!

@@ -1,8 +1,10 @@
 //! Begin and end of every task in a forecast.
 //!
 //! Law: a task begins when the host has issued it, its lane is free and the tasks it waits for are over; it
-//! takes its price and what other lanes take from it, charged in T. That is the machine of the simulator on one
-//! clock, without delays, and to the nanosecond where lanes take nothing from each other.
+//! takes its price and what other lanes take from it, charged in the order in which tasks begin. That is the machine
+//! of the simulator on one clock, without delays, and to the nanosecond where the host is not what tasks wait for.
+
+use std::collections::VecDeque;
 
 use crate::cluster::{Charges, Reach};
 use crate::layout::{Lane, LaneKind};
@@ -29,20 +31,31 @@ pub struct Span {
     pub end: u64,
 }
 
-/// The spans of tasks in issue order, on these lanes.
+/// The spans of tasks in issue order, on these lanes. Of tasks that begin at one time the first in issue order is
+/// served first.
 pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[Lane], costs: &Costs) -> Vec<Span> {
     let mut charges = Charges::new(costs.contention());
     lanes.iter().for_each(|lane| charges.open(*lane));
-    let (launch, mut host) = costs.host();
+    let (launch, host) = costs.host();
+    let mut queues = vec![VecDeque::new(); lanes.len()];
+    for (number, task) in tasks.iter().enumerate() {
+        queues[task.lane.index()].push_back(number);
+    }
     let mut free = vec![0u64; lanes.len()];
-    let mut spans: Vec<Span> = Vec::with_capacity(tasks.len());
-    for task in tasks {
-        let lane = task.lane.index();
-        host = host.saturating_add(launch);
-        // A wait for what comes later, as only a plan made by hand has it, adds nothing: the verifier refuses
-        // such a plan.
-        let over = task.waits.iter().filter_map(|wait| spans.get(wait.index())).map(|span| span.end);
-        let begin = over.fold(free[lane].max(host), u64::max);
+    // When the first task of a lane begins, once what it waits for is over.
+    let mut begins: Vec<Option<u64>> = vec![None; lanes.len()];
+    let mut spans: Vec<Option<Span>> = vec![None; tasks.len()];
+    loop {
+        for ((begin, queue), free) in begins.iter_mut().zip(&queues).zip(&free) {
+            if let (None, Some(number)) = (*begin, queue.front().copied()) {
+                let issued = host.saturating_add(launch.saturating_mul(number as u64 + 1));
+                *begin = over(&tasks[number], number, &spans).map(|over| over.max(issued).max(*free));
+            }
+        }
+        let first =
+            begins.iter().zip(&queues).filter_map(|(begin, queue)| Some(((*begin)?, *queue.front()?)));
+        let Some((begin, number)) = first.min() else { break };
+        let task = &tasks[number];
         let alone = (begin, task.nanoseconds);
         let end = if let Some(reach) = task.reach {
             charges.carry(task.lane, reach, alone)
@@ -52,10 +65,19 @@ pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[Lane], costs: &Costs
             charges.note(task.lane, (begin, end));
             end
         };
-        free[lane] = end;
-        spans.push(Span { begin, end });
+        let lane = task.lane.index();
+        queues[lane].pop_front();
+        (begins[lane], free[lane]) = (None, end);
+        spans[number] = Some(Span { begin, end });
     }
-    spans
+    spans.into_iter().map(Option::unwrap_or_default).collect()
+}
+
+/// When all that the task of this number waits for is over, as far as that is known. A wait for what comes later, as
+/// only a plan made by hand has it, adds nothing: the verifier refuses such a plan.
+fn over(task: &Timed<'_>, number: usize, spans: &[Option<Span>]) -> Option<u64> {
+    let mut waits = task.waits.iter().map(|wait| wait.index()).filter(|wait| *wait < number);
+    waits.try_fold(0, |latest, wait| Some(latest.max(spans[wait]?.end)))
 }
 
 /// Time in which lanes of the wanted kind run something. Each is counted by itself.
