@@ -9,7 +9,8 @@
 //! after their calls reductions stand and whether exchanges are early, and how many planes are kept for
 //! their next use instead of being gathered again, those first whose next use is nearest. Parts of them are
 //! tried always; within a budget, halving then finds about as many as fit. Without one all of them fit, so
-//! nothing is halved.
+//! nothing is halved. Last come shallow depths with every place of reductions: where both want one link, what is
+//! best for the one depends on the other, and going from the best of one to the best of the other misses it.
 
 use super::{Demand, Pace, Reductions, Timetable, bytes, deadline, depth};
 use crate::plan::PlanError;
@@ -25,6 +26,9 @@ const DELAYS: [usize; 5] = [1, 2, 3, 4, 6];
 
 /// Depths, in calls.
 const DEPTHS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
+
+/// Depths that are tried with every place of reductions.
+const SHALLOW: [usize; 3] = [1, 2, 3];
 
 /// Stages whose gathers are requested together, so that reductions have the link to themselves in between.
 const BURSTS: [usize; 2] = [2, 4];
@@ -109,6 +113,12 @@ pub(in super::super) fn search(
         match found.attempt(as_late(kept, Reductions::standing(DELAYS[0]), 1.0))? {
             true => fits = count,
             false => exceeds = count,
+        }
+    }
+    for reductions in DELAYS.into_iter().flat_map(Reductions::all) {
+        for depth in SHALLOW {
+            let issues = depth::issues(demands, depth);
+            found.attempt(Timetable { issues, kept: none.clone(), reductions })?;
         }
     }
     Ok(found.best().clone())
