@@ -11,6 +11,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod custom_optimizer;
+mod faster;
 pub mod initial;
 pub(super) mod plans;
 mod policy;

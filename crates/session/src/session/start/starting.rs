@@ -11,6 +11,7 @@ use super::any_backend::{Shared, Startable};
 use super::cancelled::GivenUp;
 use super::checks::{check_mesh, check_outputs, check_reduce, one_world};
 use super::costs;
+use super::faster::faster;
 use super::plans::{Plans, host_buffers};
 use crate::checkpoint::{FrozenBase, OptimizerIdentity};
 use crate::config::Config;
@@ -135,6 +136,7 @@ impl Start {
             is_virtual: false,
             rendezvous,
         };
+        let is_first = backends.first().is_some_and(|backend| backend.rank().index() == 0);
         for (backend, handover) in backends.into_iter().zip(handovers) {
             let spans = recorder.as_ref().map(|recorder| recorder.lane(backend.rank()));
             let thread = backend
@@ -151,7 +153,19 @@ impl Start {
             self.optimizer_identity.get().cloned().unwrap_or(OptimizerIdentity::Unnamed);
         // After it: a session that did not start has no trace to write over that of the last one.
         session.recorder = recorder;
+        if is_first {
+            self.say_what_is_faster(&plans, mesh);
+        }
         Ok(session)
+    }
+
+    /// Of the first program that trains.
+    fn say_what_is_faster(&self, plans: &Plans, mesh: Mesh) {
+        let mut programs = self.programs.iter().zip(&plans.programs);
+        let Some((program, plan)) = programs.find(|(program, _)| program.updates_weights()) else { return };
+        if let Some(faster) = faster(program, plan, &self.config, mesh) {
+            tracing::warn!("{faster}");
+        }
     }
 
     /// What masters begin with, which only a model whose weights all have planes leaves open.
