@@ -44,5 +44,6 @@ pub(crate) mod replay;
 pub(crate) mod replicas;
 pub(crate) mod scale_groups;
 pub(crate) mod scales;
+pub(crate) mod slices;
 pub(crate) mod squares;
 pub(crate) mod tensor;

@@ -43,6 +43,7 @@ fn main() {
         bodies::replay::ALL,
         bodies::scale_groups::ALL,
         bodies::scales::ALL,
+        bodies::slices::ALL,
         bodies::squares::ALL,
     ]
     .concat();

@@ -1,9 +1,10 @@
 //! Optimizer state that is sharded over the replicas: the same bits as where every replica keeps all of it.
 
+use warpweft_base::id::WeightId;
 use warpweft_format::{Format, Orientation, Shape, Via};
 use warpweft_plan::layout::{Content, Slot, WeightLayout};
 use warpweft_plan::model::{Form, Group, Levels, Model, Phase, StepProgram};
-use warpweft_plan::op::WireType;
+use warpweft_plan::op::{Op, SumGradient, SumTarget, WireType};
 use warpweft_session::checkpoint::Checkpoint;
 use warpweft_session::config::{Capture, Config, Masters, Moments, OptimizerShard, ReduceDtype, Scaling};
 use warpweft_session::session::{Outcome, Session, plan_program};
@@ -206,16 +207,42 @@ fn masters_moments_and_main_grads_of_a_rank_are_a_share_of_its_part() {
     assert_eq!((whole, cut), (96 / 2 * 96 * 16, 96 / 6 * 96 * 16));
 }
 
-/// One matrix of 512 × 512, read forward and backward.
-fn one_matrix(format: Format) -> StepProgram {
+/// A group of matrices, read forward and backward.
+fn matrices(format: Format, shapes: &[(usize, usize)]) -> StepProgram {
     let mut model = Model::builder();
-    let weight = model.sharded("w", 512, 512, format).unwrap();
+    let named = |(number, (rows, cols)): (usize, &(usize, usize))| {
+        model.sharded(&format!("w{number}"), *rows, *cols, format).unwrap()
+    };
+    let weights: Vec<WeightId> = shapes.iter().enumerate().map(named).collect();
+    model.group("all", &weights).unwrap();
     let mut program = StepProgram::builder("train", &model.build());
-    let forward = program.call("forward", Phase::Forward);
-    forward.uses(weight, Orientation::Rowwise, Form::Planes).add().unwrap();
-    let backward = program.call("backward", Phase::Backward);
-    backward.uses(weight, Orientation::Columnwise, Form::Planes).gradient(weight).add().unwrap();
+    let mut forward = program.call("forward", Phase::Forward);
+    for weight in &weights {
+        forward = forward.uses(*weight, Orientation::Rowwise, Form::Planes);
+    }
+    forward.add().unwrap();
+    let mut backward = program.call("backward", Phase::Backward);
+    for weight in &weights {
+        backward = backward.uses(*weight, Orientation::Columnwise, Form::Planes).gradient(*weight);
+    }
+    backward.add().unwrap();
     program.build_training().unwrap()
+}
+
+/// `tests/backend_bodies/slices.rs` runs such a sum.
+#[test]
+fn one_sum_leaves_mxfp8_of_a_weight_in_slices_and_rows_of_a_whole_one() {
+    let program = matrices(Format::Mxfp8, &[(128, 64), (64, 64)]);
+    let config = Config { reduce_dtype: ReduceDtype::Mxfp8, ..config(2, &[], OptimizerShard::Replicas) };
+    let plan = plan_program(&program, &config, 4).unwrap();
+    let in_slices = plan.weights.layouts.iter().map(WeightLayout::is_in_slices);
+    assert_eq!(in_slices.collect::<Vec<_>>(), [true, false]);
+    let sums = plan.tasks.iter().filter_map(|task| match &task.op {
+        Op::SumGradient(SumGradient { parts, .. }) => Some(parts.iter().map(|part| part.target).collect()),
+        _ => None,
+    });
+    let sums: Vec<Vec<SumTarget>> = sums.collect();
+    assert_eq!(sums, [vec![SumTarget::Quantized, SumTarget::Rows], vec![SumTarget::First]]);
 }
 
 /// PL-6. Bytes an element of a rank's part, in all (R − 1)/R of them: those of the format, and of a gradient as it
@@ -236,7 +263,7 @@ fn over_the_replicas_travel_published_slices_and_slices_of_gradients() {
     let all = formats.into_iter().flat_map(|format| dtypes.map(|dtype| (format, dtype)));
     for ((format, published), (reduce_dtype, wire)) in all {
         for replicas in [2, 4] {
-            let program = one_matrix(format);
+            let program = matrices(format, &[(512, 512)]);
             let received = |shard| {
                 let config = Config { reduce_dtype, ..config(replicas, &[], shard) };
                 let plan = plan_program(&program, &config, replicas).unwrap();

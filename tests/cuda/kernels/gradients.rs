@@ -27,12 +27,12 @@ pub(super) fn same(what: &str, found: &[f32], expected: &[f32]) {
 }
 
 /// What squares of so many elements are before anybody takes them.
-pub(super) fn unwritten(at: usize) -> Vec<f64> {
-    vec![-1.0; LENGTHS[at].div_ceil(4096)]
+pub(super) fn unwritten(elements: usize) -> Vec<f64> {
+    vec![-1.0; elements.div_ceil(4096)]
 }
 
 /// Squares of the first elements of a sum, or of none.
-pub(super) fn same_squares(what: &str, found: Vec<f64>, taken: Option<(&[f32], usize)>, at: usize) {
+pub(super) fn same_squares(what: &str, found: Vec<f64>, taken: Option<(&[f32], usize)>, elements: usize) {
     let taken = taken.map(|(sum, counted)| {
         let end = |first: usize| counted.clamp(first, sum.len().min(first + 4096));
         (0..sum.len()).step_by(4096).map(|first| squares::of_block(&sum[first..end(first)])).collect()
@@ -40,7 +40,7 @@ pub(super) fn same_squares(what: &str, found: Vec<f64>, taken: Option<(&[f32], u
     let bits = |all: Vec<f64>| -> Vec<u64> {
         all.into_iter().map(|one| if one.is_nan() { f64::NAN } else { one }.to_bits()).collect()
     };
-    assert_eq!(bits(found), bits(taken.unwrap_or_else(|| unwritten(at))), "{what}");
+    assert_eq!(bits(found), bits(taken.unwrap_or_else(|| unwritten(elements))), "{what}");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn contributions_are_rounded_once_and_added_and_the_first_overwrites() {
         let on_into: Vec<_> = into.iter().enumerate().map(|(at, v)| gpu.buffer_at(v, at % 3 * 4)).collect();
         // Squares of all elements, without the last ones, or of none.
         let counted = |at: usize| [Some(LENGTHS[at]), Some(LENGTHS[at] * 4 / 5), None][at / 2 % 3];
-        let on_squares: Vec<_> = (0..LENGTHS.len()).map(|at| gpu.buffer(&unwritten(at))).collect();
+        let on_squares: Vec<_> = (0..LENGTHS.len()).map(|at| gpu.buffer(&unwritten(LENGTHS[at]))).collect();
         let operands: Vec<_> = (0..LENGTHS.len())
             .map(|at| AccumulateOperand {
                 from: on_from[at].address(),
@@ -71,7 +71,12 @@ fn contributions_are_rounded_once_and_added_and_the_first_overwrites() {
             let expected: Vec<f32> = into[at].iter().zip(&from[at]).map(sum).collect();
             let what = format!("{} elements, first {first}", LENGTHS[at]);
             same(&what, &on_into[at].read(), &expected);
-            same_squares(&what, on_squares[at].read(), counted(at).map(|counted| (&*expected, counted)), at);
+            same_squares(
+                &what,
+                on_squares[at].read(),
+                counted(at).map(|counted| (&*expected, counted)),
+                LENGTHS[at],
+            );
         }
     }
 }

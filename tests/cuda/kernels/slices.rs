@@ -21,70 +21,81 @@ fn slices_are_summed_in_rank_order_and_accumulated_in_the_same_pass() {
     }
 }
 
-/// In rank order too, whatever is read or left in MXFP8; of one rank it is a gradient that is rounded.
+/// In rank order too, whatever is read or left in MXFP8; of one rank it is a gradient that is rounded. Squares are taken
+/// of main grads.
 #[test]
 fn slices_in_mxfp8_are_summed_and_sums_are_left_in_it_as_on_the_cpu() {
     let Some(gpu) = Gpu::open("sums of slices in MXFP8") else { return };
-    let lengths = [0, 32, 256, 4096, 4128, 20_000, 100_032];
     for ranks in [1, 2, 3, 8] {
-        for (element, target) in [
+        for how in [
             (WireType::F32, SumTarget::Quantized),
             (WireType::Bf16, SumTarget::Quantized),
             (WireType::Mxfp8, SumTarget::Quantized),
             (WireType::Mxfp8, SumTarget::Rows),
             (WireType::Mxfp8, SumTarget::First),
+            (WireType::Mxfp8, SumTarget::More),
         ] {
-            for kind in [Kind::Special, Kind::Wide] {
-                let of_rank = |rank: usize, n: usize| values(n, kind, (rank * 1000 + n) as u64);
-                let bytes: Vec<Vec<Vec<u8>>> = lengths
-                    .iter()
-                    .map(|n| (0..ranks).map(|rank| travelling(element, &of_rank(rank, *n))).collect())
-                    .collect();
-                let on_slices: Vec<Vec<_>> = bytes
-                    .iter()
-                    .enumerate()
-                    .map(|(at, slices)| slices.iter().map(|one| gpu.buffer_at(one, at % 2 * 4)).collect())
-                    .collect();
-                let left = |n: usize| vec![0xA5_u8; target.wire().bytes(n)];
-                let on_into: Vec<_> = lengths
-                    .iter()
-                    .enumerate()
-                    .map(|(at, n)| gpu.buffer_at(&left(*n), at / 2 % 2 * 4))
-                    .collect();
-                let operands: Vec<_> = (0..lengths.len())
-                    .map(|at| SlicesOperand {
-                        slices: on_slices[at].iter().map(|slice| slice.address()).collect(),
-                        into: on_into[at].address(),
-                        elements: lengths[at],
-                        target,
-                        squares: None,
-                    })
-                    .collect();
-                gpu.run(gpu.kernels.sum_slices(element, &operands, 0.25));
-                for (at, n) in lengths.into_iter().enumerate() {
-                    let mut sum = vec![0.0_f32; n];
-                    for (rank, slice) in bytes[at].iter().enumerate() {
-                        let values = arrived(element, slice, n);
-                        let add = |(sum, value): (&mut f32, &f32)| {
-                            *sum = if rank == 0 { *value } else { *sum + value }
-                        };
-                        sum.iter_mut().zip(&values).for_each(add);
-                    }
-                    let what = format!("{n} of {ranks} ranks in {element} as {target:?}");
-                    let found: Vec<u8> = on_into[at].read();
-                    match target {
-                        SumTarget::Quantized => {
-                            assert_bytes(&what, &found, &travelling(WireType::Mxfp8, &sum))
-                        }
-                        _ => {
-                            let factor = if target == SumTarget::First { 0.25 } else { 1.0 };
-                            let expected: Vec<f32> = sum.iter().map(|sum| sum * factor).collect();
-                            same(&what, &bytemuck::pod_collect_to_vec(&found), &expected);
-                        }
-                    }
-                }
+            [Kind::Special, Kind::Wide].into_iter().for_each(|kind| sum_blocks(&gpu, ranks, how, kind));
+        }
+    }
+}
+
+fn sum_blocks(gpu: &Gpu, ranks: usize, (element, target): (WireType, SumTarget), kind: Kind) {
+    let lengths = [0, 32, 256, 4096, 4128, 20_000, 100_032];
+    let of_rank = |rank: usize, n: usize| values(n, kind, (rank * 1000 + n) as u64);
+    let bytes: Vec<Vec<Vec<u8>>> = lengths
+        .iter()
+        .map(|n| (0..ranks).map(|rank| travelling(element, &of_rank(rank, *n))).collect())
+        .collect();
+    let on_slices: Vec<Vec<_>> = bytes
+        .iter()
+        .enumerate()
+        .map(|(at, slices)| slices.iter().map(|one| gpu.buffer_at(one, at % 2 * 4)).collect())
+        .collect();
+    let before: Vec<_> = lengths.iter().map(|n| values(*n, Kind::Wide, *n as u64 + 7)).collect();
+    let on_into: Vec<_> = before
+        .iter()
+        .enumerate()
+        .map(|(at, before)| gpu.buffer_at(&travelling(target.wire(), before), at / 2 % 2 * 4))
+        .collect();
+    // All elements count, or none of the last ones, or nobody asks, as nobody does of what is no main grad.
+    let counted = |at: usize| {
+        let asked = [Some(lengths[at]), Some(lengths[at] * 4 / 5), None][(at + ranks) / 2 % 3];
+        asked.filter(|_| target.accumulates())
+    };
+    let on_squares: Vec<_> = lengths.iter().map(|n| gpu.buffer(&unwritten(*n))).collect();
+    let operands: Vec<_> = (0..lengths.len())
+        .map(|at| SlicesOperand {
+            slices: on_slices[at].iter().map(|slice| slice.address()).collect(),
+            into: on_into[at].address(),
+            elements: lengths[at],
+            target,
+            squares: counted(at).map(|counted| (on_squares[at].address(), counted)),
+        })
+        .collect();
+    let factor = 0.25;
+    gpu.run(gpu.kernels.sum_slices(element, &operands, factor));
+    for (at, n) in lengths.into_iter().enumerate() {
+        let mut expected = vec![0.0_f32; n];
+        for (rank, slice) in bytes[at].iter().enumerate() {
+            let values = arrived(element, slice, n);
+            let add = |(sum, value): (&mut f32, &f32)| *sum = if rank == 0 { *value } else { *sum + value };
+            expected.iter_mut().zip(&values).for_each(add);
+        }
+        for (sum, before) in expected.iter_mut().zip(&before[at]) {
+            match target {
+                SumTarget::First => *sum *= factor,
+                SumTarget::More => *sum = before + *sum * factor,
+                SumTarget::Rows | SumTarget::Rounded | SumTarget::Quantized => {}
             }
         }
+        let what = format!("{n} of {ranks} ranks in {element} as {target:?}");
+        let found: Vec<u8> = on_into[at].read();
+        match target {
+            SumTarget::Quantized => assert_bytes(&what, &found, &travelling(target.wire(), &expected)),
+            _ => same(&what, &bytemuck::pod_collect_to_vec(&found), &expected),
+        }
+        same_squares(&what, on_squares[at].read(), counted(at).map(|counted| (&*expected, counted)), n);
     }
 }
 
@@ -154,7 +165,7 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType, kind: Kind) {
         let asked = [Some(LENGTHS[at]), Some(LENGTHS[at] * 4 / 5), None][(at + ranks) / 2 % 3];
         asked.filter(|_| target(at) != SumTarget::Rounded)
     };
-    let on_squares: Vec<_> = (0..LENGTHS.len()).map(|at| gpu.buffer(&unwritten(at))).collect();
+    let on_squares: Vec<_> = (0..LENGTHS.len()).map(|at| gpu.buffer(&unwritten(LENGTHS[at]))).collect();
     let operands: Vec<_> = (0..LENGTHS.len())
         .map(|at| SlicesOperand {
             slices: on_slices[at].iter().map(|slice| slice.address()).collect(),
@@ -190,6 +201,11 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType, kind: Kind) {
             _ => found,
         };
         same(&what, &found, &expected);
-        same_squares(&what, on_squares[at].read(), counted(at).map(|counted| (&*expected, counted)), at);
+        same_squares(
+            &what,
+            on_squares[at].read(),
+            counted(at).map(|counted| (&*expected, counted)),
+            LENGTHS[at],
+        );
     }
 }

@@ -163,7 +163,7 @@ impl Binder<'_> {
             LocalOp::Transpose(parts) => kernels(prepare.transpose(&parts)?),
             LocalOp::Dequantize(parts) => kernels(prepare.dequantize(&parts)?),
             LocalOp::Round(op) => kernel(prepare.round(&op)?),
-            LocalOp::SumGradient(op) => kernel(prepare.sum_gradient(&op)?),
+            LocalOp::SumGradient(op) => kernels(prepare.sum_gradient(&op)?),
             LocalOp::Accumulate(op) => kernel(prepare.accumulate(&op)?),
             LocalOp::GradNorm(op) => kernel(prepare.grad_norm(&op)?),
             LocalOp::Vote(op) => kernel(prepare.vote(&op)?),

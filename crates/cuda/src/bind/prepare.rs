@@ -15,8 +15,8 @@ use crate::kernels::{
 };
 use warpweft_backend::local::{
     Accumulate, Adam, Assemble, CastVote, CustomOptimizer, DelayedScale, Dequantize, FusedScale, GradNorm,
-    Largest, Master, Move, NormPart, NormSource, PartialAmax, PartialCast, RecordAmax, Round, Spread, State,
-    SumGradient, Transpose,
+    Largest, Master, Move, NormPart, NormSource, PartialAmax, PartialCast, RecordAmax, Round, RowSum, Spread,
+    State, SumGradient, Transpose,
 };
 use warpweft_format::{ElementType, Format, Orientation, Shape, Via};
 use warpweft_plan::layout::Region;
@@ -232,15 +232,20 @@ impl Preparation<'_> {
         self.kernels.sum_slices(element, &(0..runs).map(operand).collect::<Vec<_>>(), 1.0)
     }
 
-    pub(super) fn sum_gradient(&self, op: &SumGradient) -> Result<KernelLaunch, CudaFailure> {
-        let operands = op.sums.iter().map(|sum| SlicesOperand {
+    /// One launch for the sums that are quantized, and one for the others, where there are such: of weights that travel
+    /// together one may be in slices, whose sum travels on, and another whole.
+    pub(super) fn sum_gradient(&self, op: &SumGradient) -> Result<Vec<KernelLaunch>, CudaFailure> {
+        let operand = |sum: &RowSum| SlicesOperand {
             slices: sum.slices.iter().map(|slice| self.at(*slice)).collect(),
             into: self.at(sum.into),
             elements: sum.elements,
             target: sum.target,
             squares: sum.squares.map(|taken| (self.at(taken.to), taken.elements)),
-        });
-        self.kernels.sum_slices(op.element, &operands.collect::<Vec<_>>(), op.factor)
+        };
+        let (quantized, others): (Vec<_>, Vec<_>) =
+            op.sums.iter().map(operand).partition(|sum| sum.target == SumTarget::Quantized);
+        let launches = [quantized, others].into_iter().filter(|sums| !sums.is_empty());
+        launches.map(|sums| self.kernels.sum_slices(op.element, &sums, op.factor)).collect()
     }
 
     pub(super) fn accumulate(&self, op: &Accumulate) -> Result<KernelLaunch, CudaFailure> {
