@@ -1,13 +1,15 @@
 //! PL-4 for gradients that travel in MXFP8: rounded once before they leave a rank, once a level, and only where
 //! rows are whole blocks.
 
-use warpweft_base::id::CallId;
+use warpweft_base::id::{CallId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Form, Levels, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::{ExchangeGradient, Op, RoundGradient, SumGradient, SumTarget, WireType};
+use warpweft_plan::op::{
+    ExchangeGradient, Op, ReduceScatter, RoundGradient, SumGradient, SumTarget, WireType,
+};
 use warpweft_plan::plan::{Policy, StepPlan, verify};
-use warpweft_plan::policy::ReduceDtype;
+use warpweft_plan::policy::{Reduce, ReduceDtype};
 
 use super::edit::{position, recount, refused, remove, slot, spread, summed, weight};
 use super::programs::policy;
@@ -15,17 +17,29 @@ use super::programs::policy;
 /// `wide` has whole blocks and gets its gradient in f32, `written` in bf16; rows of `narrow` are half a block. Four
 /// ranks that sum in pairs.
 fn training() -> StepPlan {
+    let weights = [
+        ("wide", 64, ElementType::F32),
+        ("written", 64, ElementType::Bf16),
+        ("narrow", 16, ElementType::F32),
+    ];
+    planned(&weights, &[2], &Policy { reduce_dtype: ReduceDtype::Mxfp8, ..policy() })
+}
+
+/// Of weights with so many columns, whose gradients one call writes so.
+fn planned(weights: &[(&str, usize, ElementType)], levels: &[u32], policy: &Policy) -> StepPlan {
     let mut model = Model::builder();
-    let [wide, written, narrow] = [("wide", 64), ("written", 64), ("narrow", 16)]
-        .map(|(name, columns)| model.sharded(name, 32, columns, Format::F32).unwrap());
+    let sharded =
+        |(name, columns, _): &(&str, usize, _)| model.sharded(name, 32, *columns, Format::F32).unwrap();
+    let ids: Vec<WeightId> = weights.iter().map(sharded).collect();
     let mut program = StepProgram::builder("train", &model.build());
-    let call = program.call("backward", Phase::Backward).uses(wide, Orientation::Rowwise, Form::Dense);
-    let call = call.gradient(wide).gradient_in(written, ElementType::Bf16).gradient(narrow);
+    let mut call = program.call("backward", Phase::Backward).uses(ids[0], Orientation::Rowwise, Form::Dense);
+    for (id, (.., element)) in ids.iter().zip(weights) {
+        call = call.gradient_in(*id, *element);
+    }
     call.add().unwrap();
     let program = program.build_training().unwrap();
-    let mesh = Mesh::new(4).unwrap().with_levels(Levels::new(&[2]).unwrap()).unwrap();
-    let policy = Policy { reduce_dtype: ReduceDtype::Mxfp8, ..policy() };
-    let mut plan = StepPlan::build(&program, &policy, mesh).unwrap();
+    let mesh = Mesh::new(4).unwrap().with_levels(Levels::new(levels).unwrap()).unwrap();
+    let mut plan = StepPlan::build(&program, policy, mesh).unwrap();
     spread(&mut plan);
     recount(&mut plan);
     verify(&plan).unwrap();
@@ -146,9 +160,40 @@ fn a_gradient_is_rounded_to_fewer_bits_alone() {
     }
 }
 
-/// PL-4. Sums of a block travel on as they are asked to.
+/// PL-4. Nothing but the type is wrong: so it travels where f32 is asked for.
 #[test]
-fn sums_of_a_block_are_left_in_mxfp8() {
+fn a_gradient_written_in_bf16_is_not_sent_as_it_lies_where_it_is_to_be_rounded() {
+    let mut plan = planned(&[("written", 64, ElementType::Bf16)], &[], &policy());
+    assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient(_))));
+    plan.policy.reduce_dtype = ReduceDtype::Mxfp8;
+    refused(&plan, &["PL-4", "reduces the gradient of `written` in bf16, and not in mxfp8"]);
+}
+
+/// PL-4
+#[test]
+fn a_gradient_written_in_bf16_is_not_rounded_as_one_in_f32() {
+    let mut plan = training();
+    let task = rounding(&plan, "written");
+    let Op::RoundGradient(op) = &mut plan.tasks[task].op else { unreachable!() };
+    op.element = ElementType::F32;
+    refused(&plan, &["PL-4", "`written`", "round what the call wrote, once, to mxfp8"]);
+}
+
+/// PL-4. What sums on the way adds values, and no codes.
+#[test]
+fn a_collective_that_sums_brings_no_gradient_in_mxfp8() {
+    let policy = Policy { reduce: Reduce::Nccl, ..policy() };
+    let mut plan = planned(&[("wide", 64, ElementType::F32)], &[], &policy);
+    let task = position(&plan, 0, |op| matches!(op, Op::ReduceScatter(_)));
+    let Op::ReduceScatter(ReduceScatter { element, .. }) = &mut plan.tasks[task].op else { unreachable!() };
+    *element = WireType::Mxfp8;
+    let problem = "`wide` in mxfp8 by a collective that sums";
+    refused(&plan, &["PL-4", problem, "exchange it, and sum what was received"]);
+}
+
+/// PL-4
+#[test]
+fn sums_of_a_block_are_left_in_what_reduce_dtype_and_the_columns_say() {
     let mut plan = training();
     let task = sum(&plan, "wide");
     summed(&mut plan, task)[0].target = SumTarget::Rounded;

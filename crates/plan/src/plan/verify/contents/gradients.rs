@@ -48,6 +48,13 @@ impl Run<'_> {
         part: ReducePart,
     ) -> Verdict<()> {
         let ReducePart { weight, from, to } = part;
+        if element.element().is_none() {
+            let problem = format!(
+                "reduces the gradient of `{}` in {element} by a collective that sums, which adds no codes",
+                self.name(weight)
+            );
+            return self.wrong_accumulation(task, problem, "exchange it, and sum what was received");
+        }
         let calls = self.travelling(task, element, weight, from)?;
         if self.plan.weights.layout(weight).is_in_slices() {
             let problem = format!(
@@ -87,20 +94,24 @@ impl Run<'_> {
                 return self.wrong_gradient(task, slot, needs, "round the gradient before it is reduced");
             }
         };
+        let chosen = self.chosen(weight, &calls);
+        if element != chosen {
+            let problem =
+                format!("reduces the gradient of `{}` in {element}, and not in {chosen}", self.name(weight));
+            let remedy = "let gradients travel as reduce_dtype, the columns and the call say";
+            return self.wrong_accumulation(task, problem, remedy);
+        }
+        Ok(calls)
+    }
+
+    /// In what the gradient of `weight` from these calls is to travel.
+    fn chosen(&self, weight: WeightId, calls: &BTreeSet<CallId>) -> WireType {
         let written = match calls.iter().any(|call| self.in_bf16(weight, *call)) {
             true => ElementType::Bf16,
             false => ElementType::F32,
         };
         let columns = self.plan.weights.layout(weight).shard.shape.cols;
-        let chosen = WireType::of_gradient(self.plan.policy.reduce_dtype, columns, written);
-        if element != chosen {
-            let problem = format!(
-                "reduces the gradient of `{}` in {element}, but reduce_dtype and its call make it {chosen}",
-                self.name(weight)
-            );
-            return self.wrong_accumulation(task, problem, "let gradients travel as reduce_dtype says");
-        }
-        Ok(calls)
+        WireType::of_gradient(self.plan.policy.reduce_dtype, columns, written)
     }
 
     pub(super) fn round_gradient(
@@ -160,11 +171,15 @@ impl Run<'_> {
             _ => {
                 let zeros = if has_padding { " with zeroed padding rows" } else { "" };
                 let needs = format!("a call's gradient of `{}`{zeros}", self.name(weight));
-                let remedy = match self.slots.held(slot) {
-                    Held::WireGradient(of, _) | Held::Unpadded(of, _) if *of == weight => {
-                        "reduce a gradient in bf16 as it lies, in bf16".to_owned()
-                    }
-                    _ => format!("{verb} a gradient between its call and the next writer of its bytes"),
+                let in_bf16 = match self.slots.held(slot) {
+                    Held::WireGradient(of, calls) if *of == weight => Some(self.chosen(weight, calls)),
+                    Held::Unpadded(of, call) if *of == weight => Some(self.chosen(weight, &[*call].into())),
+                    _ => None,
+                };
+                let remedy = match in_bf16 {
+                    Some(WireType::Mxfp8) => "round what the call wrote, once, to mxfp8".to_owned(),
+                    Some(wire) => format!("reduce a gradient in bf16 as it lies, in {wire}"),
+                    None => format!("{verb} a gradient between its call and the next writer of its bytes"),
                 };
                 self.wrong_gradient(task, slot, needs, &remedy)
             }

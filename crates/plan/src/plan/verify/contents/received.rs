@@ -175,7 +175,7 @@ impl Run<'_> {
             left,
             chosen
         );
-        let remedy = "round the sums of a block as reduce_dtype says, and none of all ranks";
+        let remedy = "round the sums of a block as reduce_dtype and the columns say, and none of all ranks";
         self.wrong_accumulation(task, problem, remedy)
     }
 
