@@ -42,16 +42,17 @@ pub enum MadeBy {
         /// The call, with its micro-batch.
         call: String,
     },
-    /// Every call wrote finite gradients, and their sum is not finite, or what was rounded to bf16 on its way.
+    /// Every call wrote finite gradients, and their sum is not finite, or one of them or of the sums on the way,
+    /// rounded to bf16 or MXFP8. In MXFP8 a block of 32 neighbours of a row is NaN if one of them is not finite.
     #[non_exhaustive]
     Sum {
         /// The first rank that found such a value in the main grads of its rows.
         rank: RankId,
         /// The row of the whole weight, counted from 0.
         row: usize,
-        /// The column, counted from 0.
+        /// The column, counted from 0. Where MXFP8 travels it may be any of the block whose value overflowed.
         column: usize,
-        /// The value.
+        /// The value; there it may be NaN where one overflowed.
         value: f32,
     },
     /// Not known: gradients were not inspected when calls wrote them. Those of the next step will be.
@@ -78,8 +79,8 @@ impl fmt::Display for NonFiniteGradient {
             ),
             MadeBy::Sum { rank, row, column, value } => write!(
                 out,
-                "calls wrote finite gradients of `{weight}`, and their sum is {value:?} in row {row}, column {column} \
-                 (of {rank})"
+                "calls wrote finite gradients of `{weight}`; their sum, or what was rounded to bf16 or MXFP8 on its way, is \
+                 {value:?} in row {row}, column {column} (of {rank}); in MXFP8 the column may be any of its block of 32"
             ),
             MadeBy::Unknown { rank, row, column, value } => write!(
                 out,
