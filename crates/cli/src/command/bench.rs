@@ -134,7 +134,7 @@ struct Stack {
     only: Vec<String>,
 
     /// In what products write weight gradients, sharded and resident. bf16: rounded by the product itself, into the memory they
-    /// travel from, as PyTorch's are. f32: rounded by a task of its own, if they travel in bf16
+    /// travel from, as PyTorch's are; to mxfp8 by a task. f32: rounded by a task, if they travel in bf16 or mxfp8
     #[arg(long, value_name = "DTYPE", default_value = "bf16")]
     gradients: DtypeName,
 

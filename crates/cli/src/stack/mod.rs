@@ -99,7 +99,7 @@ pub struct StackOptions {
     pub only: Vec<String>,
     /// In what calls write weight gradients, those of the resident stack too: f32 or bf16.
     pub gradients: ElementType,
-    /// In what gradients travel that were written in f32; those in bf16 travel as they are.
+    /// In what gradients travel; where that is f32, those written in bf16 travel as they lie.
     pub reduce_dtype: ReduceDtype,
     /// How many calls after its own a gradient is reduced, 1 to 16. `None`: as many as gathers are ahead,
     /// at least as many as the configuration says, and three at least. `auto` finds the number itself.

@@ -65,7 +65,7 @@ pub struct Gradient {
     /// Of which weight.
     pub weight: WeightId,
     /// In what the call writes it, [`ElementType::F32`] or [`ElementType::Bf16`]. What was written in bf16 is
-    /// reduced as it lies and travels in bf16, whatever `reduce_dtype` says: there are no more bits to send.
+    /// reduced in bf16 as it lies, or rounded to MXFP8 where gradients travel so: there are no more bits to send.
     pub element: ElementType,
 }
 

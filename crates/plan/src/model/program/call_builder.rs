@@ -104,10 +104,10 @@ impl CallBuilder<'_> {
         self.gradient_in(weight, ElementType::F32)
     }
 
-    /// The call overwrites the full gradient of `weight` in `element`, f32 or bf16. In bf16 it lies where it
-    /// travels from: nothing rounds it, and half the bytes are written. Sharded weights only; and nothing is
-    /// added to it on its rank, so where several calls or micro-batches write gradients of the weight,
-    /// `reduce_every` must be `"call"`.
+    /// The call overwrites the full gradient of `weight` in `element`, f32 or bf16. In bf16 half the bytes are
+    /// written, and it is reduced as it lies, or rounded to MXFP8 where gradients travel so. Sharded weights only;
+    /// and nothing is added to it on its rank, so where several calls or micro-batches write gradients of the
+    /// weight, `reduce_every` must be `"call"`.
     pub fn gradient_in(mut self, weight: WeightId, element: ElementType) -> Self {
         self.call.gradients.push(Gradient { weight, element });
         self
