@@ -22,8 +22,9 @@ use warpweft_format::{ElementType, dequantize_run, quantize_run};
 use warpweft_plan::layout::Region;
 use warpweft_plan::op::{NormRecord, SQUARED_TOGETHER, SumTarget, Vote, WireType};
 
-/// What is summed at a time.
+/// What is summed at a time: in MXFP8, whole blocks.
 const BLOCK: usize = SQUARED_TOGETHER;
+const _: () = assert!(BLOCK.is_multiple_of(WireType::BLOCK));
 
 /// Where squares go that are taken of a main grad, if any are.
 struct Squares<'a> {

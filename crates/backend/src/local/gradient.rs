@@ -78,7 +78,7 @@ pub struct RowSum {
     /// The slices, in rank order.
     pub slices: Vec<Region>,
     pub into: Region,
-    /// Of each of them.
+    /// Elements of each slice and of `into`.
     pub elements: usize,
     pub target: SumTarget,
     pub squares: Option<TakenSquares>,
@@ -165,7 +165,8 @@ impl RowSum {
         let into = binder.bytes(part.into, left.bytes(elements) * runs)?;
         if part.squares.is_some() && (runs * units != 1 || !part.target.accumulates()) {
             let name = &layout.name;
-            return Err(format!("squares of `{name}` are taken of {runs} slices that are no main grad"));
+            let slices = runs * units;
+            return Err(format!("squares of `{name}` are taken of {slices} slices that are no main grad"));
         }
         let squares = TakenSquares::resolve(binder, layout, part.squares)?;
         let sum = |run: usize, unit: usize| {
