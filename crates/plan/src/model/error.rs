@@ -35,7 +35,7 @@ pub enum DeclareError {
     /// A call, import or input names something nobody declared.
     #[error("no {kind} is named `{}`; declared are: {declared}", shown(name))]
     Unknown {
-        /// `weight`, `buffer`, `call` or `program`.
+        /// `weight`, `buffer`, `call`, `dispatch` or `program`.
         kind: &'static str,
         /// The name requested.
         name: String,

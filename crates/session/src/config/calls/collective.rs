@@ -44,7 +44,8 @@ impl CallList {
         };
         if let Some(key) = of_closures(call).filter(|_| call.collective.is_some() || follows.is_some()) {
             let problem = "is given for a collective, which no closure runs";
-            return refused(key, problem, "leave it out, or give it to a call without `collective`");
+            let kind = follows.map_or("collective", |(key, _)| key);
+            return refused(key, problem, &format!("leave it out, or give it to a call without `{kind}`"));
         }
         if let Some((key, name)) = follows {
             if let Some(other) = of_collectives(call) {
@@ -75,7 +76,12 @@ impl CallList {
             }
             let &[(from, Access::Read), (to, Access::Write)] = accesses else {
                 let problem = "is given for a call that does not read one buffer and write one";
-                return refused("collective", problem, "name one in `reads` and another in `writes`");
+                let one = "name one in `reads` and another in `writes`";
+                let advice = match kind {
+                    Given::AllToAll => format!("{one}; rows with counts need a `capacity`"),
+                    _ => one.to_owned(),
+                };
+                return refused("collective", problem, &advice);
             };
             return Ok(Some(Collective::new(kind.into(), from, to).among(group)));
         };

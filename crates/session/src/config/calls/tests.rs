@@ -152,6 +152,7 @@ fn a_dispatch_of_a_list_that_cannot_be_is_reported_with_line_and_key() {
         assert!(said.contains(complaint), "{said}\n{complaint}");
         assert!(said.contains(&format!("m.toml:{}: ", line(&text, at))), "{said}\n{at}");
     };
+    let whole = "collective = \"all_to_all\"";
     refused("capacity = 4096", "capacity = 0", "capacity = 0", "`call.1.capacity` is 0; set it to");
     refused(
         "filled = 25",
@@ -160,12 +161,18 @@ fn a_dispatch_of_a_list_that_cannot_be_is_reported_with_line_and_key() {
         "`call.1.filled` is 101; set it to a whole number",
     );
     refused("capacity = 4096", "", "filled = 25", "`call.1.filled` is given without `capacity`");
-    let whole = "collective = \"all_to_all\"";
     refused(
         whole,
         "collective = \"sum\"",
         "capacity",
         "`call.1.capacity` is given for a collective that is no",
+    );
+    refused(
+        "capacity = 4096                  # all tokens of a rank may go to one expert\nfilled = 25",
+        "",
+        whole,
+        "`call.1.collective` is given for a call that does not read one buffer and write one; name one in `reads` and \
+         another in `writes`; rows with counts need a `capacity`",
     );
     refused(whole, "", "among", "`call.1.among` is given for a call that is no collective");
     refused(
@@ -196,7 +203,13 @@ fn a_dispatch_of_a_list_that_cannot_be_is_reported_with_line_and_key() {
         let complaint = format!("`call.3.{key}` is given beside `back`; leave it out");
         refused(&format!("{back}\nreads = [\"made\"]"), &beside, &beside[back.len() + 1..], &complaint);
     }
-    refused(back, "back = \"dispatch\"\nflops = 3", "flops = 3", "`call.3.flops` is given for a collective");
+    refused(
+        back,
+        "back = \"dispatch\"\nflops = 3",
+        "flops = 3",
+        "`call.3.flops` is given for a collective, which no closure runs; leave it out, or give it to a call without \
+         `back`",
+    );
     refused(
         "reads = [\"made\"]",
         "reads = [\"made\", \"given\"]",
