@@ -16,7 +16,7 @@ use warpweft_plan::model::{
     WeightSpec,
 };
 use warpweft_plan::op::WireType;
-use warpweft_plan::policy::{Masters, Moments, ReduceEvery};
+use warpweft_plan::policy::{Masters, Moments, ReduceDtype, ReduceEvery};
 use warpweft_session::config::Scaling;
 use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::random_programs::{Sample, bound_counts, counts_beside, filled};
@@ -443,7 +443,11 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
         of.chunk_by(is_one).map(|all| sum(all.iter().map(|(.., values)| values.clone()))).collect()
     };
     let columns = sample.weights().layout(weight).shard.shape.cols;
-    let wire = WireType::of_sums(sample.config.reduce_dtype, columns);
+    let wire = match sample.config.reduce_dtype {
+        ReduceDtype::F32 => WireType::F32,
+        ReduceDtype::Mxfp8 if columns.is_multiple_of(32) => WireType::Mxfp8,
+        ReduceDtype::Bf16 | ReduceDtype::Mxfp8 => WireType::Bf16,
+    };
     let sent = |mut values: Vec<f32>| {
         travel(&mut values, wire);
         values
