@@ -19,6 +19,9 @@ use crate::placement::DeviceKind;
 /// What holds without `--config`. It is part of the program, which may run where the repository is not.
 const SETTINGS: &str = include_str!("train.toml");
 
+/// Texts in one rank's batch, unless `--batch` says so.
+pub(crate) const TEXTS: u32 = 6;
+
 /// Trains a small byte-level transformer whose weights are sharded over in-process ranks and travel
 /// quantized, and shows what that costs: loss, exposed communication, bytes.
 ///
@@ -59,7 +62,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
     /// Texts in one rank's batch.
-    #[arg(long, value_name = "TEXTS", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "TEXTS", default_value_t = TEXTS, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) batch: u32,
     /// Batches whose gradients are accumulated for each step of the optimizer, one session step each.
     #[arg(long, value_name = "BATCHES", default_value_t = 1, conflicts_with_all = ["tune", "cluster"],

@@ -115,15 +115,23 @@ fn the_main_job_goes_on_from_parts_with_the_losses_of_a_run_that_was_not_interru
     let whole = train(&["--save", &runs, "--save-every", "2"]);
     let resumed = train(&["--resume", &format!("{runs}/step-2")]);
     assert!(resumed.lines().count() == 1 && whole.ends_with(&resumed), "{whole}\n{resumed}");
-    let refusal = |more: &[&str]| {
+    let refused = |flags: &[&str], more: &[&str]| {
         let output = Command::new(example("train")).args(flags).args(more).output().unwrap();
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
+    let refusal = |more: &[&str]| refused(&flags, more);
     let said = refusal(&["--resume", &format!("{runs}/step-3")]);
     assert!(said.contains("--resume: ") && said.contains("request more steps"), "{said}");
-    let said = refusal(&["--resume", &format!("{runs}/step-2"), "--seed", "99"]);
-    assert!(said.contains("go on with the same, or batches"), "{said}");
+    let step = path("runs/step-2");
+    let other_batch = flags.map(|flag| if flag == "1" { "2" } else { flag });
+    for (said, of) in [
+        (refusal(&["--resume", &step, "--seed", "99"]), "--seed 1"),
+        (refusal(&["--resume", &step, "--accumulate", "2"]), "--accumulate 1"),
+        (refused(&other_batch, &["--resume", &step]), "--batch 1"),
+    ] {
+        assert!(said.contains(&format!("with {of}; go on with the same, or batches")), "{said}");
+    }
     let said = refusal(&["--resume", &runs]);
     assert!(said.contains("--resume: ") && said.contains("no checkpoint.json"), "{said}");
     for damaged in [false, true] {
