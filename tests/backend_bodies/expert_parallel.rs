@@ -1,8 +1,9 @@
 //! Expert parallelism in whole sessions: blocks of which each rank has other experts, beside blocks that all ranks
 //! share, of every format.
 //!
-//! Law: steps have the same bits at every prefetch depth, captured as issued, and whether each replica keeps all state
-//! or a slice of it, if sums over replicas travel in f32; in MXFP8 too at every depth and captured. Main grads have the norm that the step reports, so no expert is counted twice or left out.
+//! Law: steps have the same bits at every prefetch depth, captured as issued, and whether each replica keeps all
+//! state or a slice of it, if sums over replicas travel in f32; in MXFP8 too at every depth and captured. Main
+//! grads have the norm that the step reports, so no expert is counted twice or left out.
 
 use warpweft_session::config::{Capture, Config, OptimizerShard, Prefetch, ReduceDtype, Scaling};
 

@@ -1,7 +1,7 @@
 //! Gradients that travel together in MXFP8, of weights of which replicas keep slices and of one that each has whole.
 //!
-//! Law: the sum over a replica's ranks leaves the one in MXFP8, to be summed over the replicas, and the other in f32, to
-//! be accumulated once an all-reduce has summed it. On every backend the bits are those of scalar code.
+//! Law: the sum over a replica's ranks leaves the one in MXFP8, to be summed over the replicas, and the other in
+//! f32, to be accumulated once an all-reduce has summed it. On every backend the bits are those of scalar code.
 
 use warpweft_base::id::{CallId, LevelId, RankId, SlotId, WeightId};
 use warpweft_format::{ElementType, Format};

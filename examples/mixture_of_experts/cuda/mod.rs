@@ -3,7 +3,8 @@
 //! Laws:
 //! - The calls, their buffers and their formulas are those of the CPU; only sums run in another order. What is the
 //!   main job's is used as it is.
-//! - A call only enqueues. Scratch is made before the first step, and no call reads what another left there.
+//! - A call only enqueues. Scratch is made before the first step, and no call reads what another left there, but rows
+//!   after a count, whose results nobody reads.
 //! - Counts are made by kernels and stay on the GPU.
 
 // What the main job knows of a GPU.

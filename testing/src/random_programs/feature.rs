@@ -24,7 +24,7 @@ use super::collective_calls::KINDS;
 use super::model::FORMATS;
 use super::row::Feature;
 use super::{
-    GROUPS, Sample, expert_features, gradient_features, matrix_features, scale_groups, slices,
+    DENSE, GROUPS, Sample, expert_features, gradient_features, matrix_features, scale_groups, slices,
     update_features,
 };
 
@@ -273,7 +273,7 @@ pub fn features() -> Vec<Feature> {
         }
     }
     for kind in KINDS {
-        for group in GROUPS.into_iter().take(6) {
+        for group in GROUPS[..DENSE].iter().copied() {
             let has = move |sample: &Sample, plan: &StepPlan| {
                 let of = |exchange: Collective| (exchange.kind, exchange.group) == (kind, group);
                 plan.weights.mesh.size(group) > 1 && exchanges(sample).any(of)

@@ -89,11 +89,17 @@ const GROUPS: [Group; 10] = [
     Group::ExpertRows,
 ];
 
+/// So many of the first are those of meshes that only shard and replicate.
+const DATA: usize = 3;
+
+/// So many are those of meshes without experts.
+const DENSE: usize = 6;
+
 /// Those of them that tell ranks of a mesh apart.
 fn groups(mesh: Mesh) -> &'static [Group] {
     match (mesh.expert(), mesh.tensor(), mesh.context()) {
-        (1, 1, 1) => &GROUPS[..3],
-        (1, ..) => &GROUPS[..6],
+        (1, 1, 1) => &GROUPS[..DATA],
+        (1, ..) => &GROUPS[..DENSE],
         _ => &GROUPS,
     }
 }

@@ -21,8 +21,8 @@ fn slices_are_summed_in_rank_order_and_accumulated_in_the_same_pass() {
     }
 }
 
-/// In rank order too, whatever is read or left in MXFP8; of one rank it is a gradient that is rounded. Squares are taken
-/// of main grads.
+/// In rank order too, whatever is read or left in MXFP8; of one rank it is a gradient that is rounded. Squares are
+/// taken of main grads.
 #[test]
 fn slices_in_mxfp8_are_summed_and_sums_are_left_in_it_as_on_the_cpu() {
     let Some(gpu) = Gpu::open("sums of slices in MXFP8") else { return };
