@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use warpweft_format::ElementType;
+use warpweft_plan::policy::ReduceDtype;
 use warpweft_session::session::{HostTime, SessionError};
 
 use super::super::text::{Align, Table, bytes};
@@ -149,7 +150,7 @@ pub struct StackReport {
     steps: usize,
     warm: usize,
     gradients: &'static str,
-    reduce_dtype: &'static str,
+    reduce_dtype: ReduceDtype,
     rows: Vec<Measured>,
 }
 
@@ -168,11 +169,7 @@ impl StackReport {
                 ElementType::Bf16 => "bf16",
                 _ => "f32",
             },
-            reduce_dtype: match options.reduce_dtype {
-                warpweft_plan::policy::ReduceDtype::F32 => "f32",
-                warpweft_plan::policy::ReduceDtype::Bf16 => "bf16",
-                warpweft_plan::policy::ReduceDtype::Mxfp8 => "mxfp8",
-            },
+            reduce_dtype: options.reduce_dtype,
             rows: Vec::new(),
         };
         for row in resident {

@@ -34,6 +34,13 @@ pub enum ReduceDtype {
     Mxfp8,
 }
 
+/// As the configuration spells it.
+impl std::fmt::Display for ReduceDtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// How gradients are summed over the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -216,8 +216,8 @@ fn collect(
     let first = contribution.call;
     let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
     let mut from = draft.slot(Content::written(weight, first, written));
-    let (asked, columns) = (draft.policy.reduce_dtype, draft.weights.layout(weight).shard.shape.cols);
-    let wire = WireType::of_gradient(asked, columns, written);
+    let columns = draft.weights.layout(weight).shard.shape.cols;
+    let wire = WireType::of_gradient(draft.policy.reduce_dtype, columns, written);
     let is_rounded = wire.element() != Some(written);
     if is_rounded {
         let content = Content::travelling(weight, first, wire);
@@ -228,12 +228,8 @@ fn collect(
         from = to;
     }
     let layout = draft.weights.layout(weight);
-    let alike = Alike {
-        element: wire,
-        sums_in: WireType::of_sums(asked, columns),
-        over: layout.shard.group(),
-        counts_tokens: layout.shard.counts_tokens(),
-    };
+    let alike =
+        Alike { element: wire, over: layout.shard.group(), counts_tokens: layout.shard.counts_tokens() };
     let reduction = collected.joined_by(layout.group, name, alike);
     reduction.completed_later |= first != last || is_rounded;
     reduction.take(draft, weight, from, contribution);

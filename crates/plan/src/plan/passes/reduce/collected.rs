@@ -54,8 +54,6 @@ pub(super) struct SumLevel {
 pub(super) struct Alike {
     /// The type in which they travel.
     pub(super) element: WireType,
-    /// The type in which sums of blocks of ranks travel.
-    pub(super) sums_in: WireType,
     /// The ranks that their weights are sharded over.
     pub(super) over: Group,
     /// How often a sum counts a token.
@@ -129,7 +127,8 @@ impl Collected {
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
         let layout = draft.weights.layout(weight);
         let (mesh, shard) = (draft.weights.mesh, layout.shard);
-        let Alike { element: travels_in, sums_in, .. } = self.alike;
+        let travels_in = self.alike.element;
+        let sums_in = WireType::of_sums(draft.policy.reduce_dtype, shard.shape.cols);
         // What is written with the last one is what the norm is of.
         let squares = (ends && draft.updates)
             .then(|| draft.transient(format!("{name} squares"), Content::Squares(weight)));
