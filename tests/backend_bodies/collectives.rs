@@ -113,18 +113,18 @@ fn a_shard_of_zero_rows_still_joins_the_collective() {
 
 /// Slices of every rank, as they travel: nothing is summed, and the own one is not among what lands.
 fn an_exchange_brings_the_others_slices_in_rank_order() {
-    for (ranks, element) in (1..=4_u32).flat_map(|ranks| [(ranks, WireType::F32), (ranks, WireType::Bf16)]) {
+    for (ranks, wire) in (1..=4_u32).flat_map(|ranks| [(ranks, WireType::F32), (ranks, WireType::Bf16)]) {
         let (rows, cols) = (5, 3);
         let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
         let call = CallId::new(0);
         let from = plan.transient("gradient", Content::Gradient(W, call));
-        let received = plan.transient("landed", Content::ReceivedGradient(W, call, element));
+        let received = plan.transient("landed", Content::ReceivedGradient(W, call, wire));
         let part = ReducePart { weight: W, from, to: received };
         plan.op(
             LINK,
-            Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts: vec![part] }),
+            Op::ExchangeGradient(ExchangeGradient { wire, group: Group::Shard, parts: vec![part] }),
         );
-        let slice = plan.weights.layout(W).stored_elements() * element.bytes(1);
+        let slice = plan.weights.layout(W).stored_elements() * wire.bytes(1);
         let gradient = move |rank: usize| shard_bytes(rank, slice * ranks as usize);
         let found = run(plan, move |rank| {
             rank.put(from, &gradient(rank.number()));
@@ -190,9 +190,9 @@ const TRAVELS: [(ElementType, WireType); 4] = [
 /// Gradients that travel in each type, several at once: rounded on the rank, exchanged, summed in f32
 /// in rank order, and in the same task accumulated as a task of its own would.
 fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
-    for (ranks, (written, element)) in (1..=4_u32).flat_map(|ranks| TRAVELS.map(|travels| (ranks, travels))) {
+    for (ranks, (written, wire)) in (1..=4_u32).flat_map(|ranks| TRAVELS.map(|travels| (ranks, travels))) {
         // The last is longer than what a backend sums at a time.
-        let shapes = match element {
+        let shapes = match wire {
             WireType::Mxfp8 => [(5, 32), (96, 64), (130, 160)],
             WireType::F32 | WireType::Bf16 => [(5, 3), (96, 64), (130, 127)],
         };
@@ -205,24 +205,24 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                 let (weight, call) = (WeightId::at(number), CallId::new(0));
                 let mut own = plan.transient("gradient", Content::written(weight, call, written));
                 gradients.push((own, plan.weights.layout(weight).shard.padded().elements()));
-                if element != WireType::F32 {
-                    let to = plan.transient("rounded", Content::travelling(weight, call, element));
-                    let round = RoundGradient { weight, element: written, from: own, wire: element, to };
+                if wire != WireType::F32 {
+                    let to = plan.transient("rounded", Content::travelling(weight, call, wire));
+                    let round = RoundGradient { weight, element: written, from: own, wire, to };
                     plan.op(QUANTIZE, Op::RoundGradient(round));
                     own = to;
                 }
-                let received = plan.transient("landed", Content::ReceivedGradient(weight, call, element));
+                let received = plan.transient("landed", Content::ReceivedGradient(weight, call, wire));
                 parts.push(ReducePart { weight, from: own, to: received });
                 let into = plan.transient("sum", Content::ReducedGradient(weight, call));
                 let target = target(number);
                 sums.push(SumPart { weight, own, received: Some(received), into, target, squares: None });
             }
             plan.fence(QUANTIZE, LINK);
-            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts }));
+            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { wire, group: Group::Shard, parts }));
             plan.fence(LINK, QUANTIZE);
             plan.op(
                 QUANTIZE,
-                Op::SumGradient(SumGradient { element, group: Group::Shard, parts: sums.clone() }),
+                Op::SumGradient(SumGradient { wire, group: Group::Shard, parts: sums.clone() }),
             );
             // Huge and tiny values: another order of addition gives other bits.
             let values = move |rank: usize, number: usize, elements: usize| {
@@ -252,7 +252,7 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
             for (number, (_, elements)) in gradients.iter().enumerate() {
                 let sent = |rank: usize| {
                     let mut sent = values(rank, number, *elements);
-                    travel(&mut sent, element);
+                    travel(&mut sent, wire);
                     sent
                 };
                 let mut expected = sent(0);
@@ -269,7 +269,7 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                     }
                 }
                 let found: Vec<f32> = reduced.iter().flat_map(|rank| rank[number].clone()).collect();
-                assert_eq!(found, expected, "gradient {number} on {ranks} ranks from {written} in {element}");
+                assert_eq!(found, expected, "gradient {number} on {ranks} ranks from {written} in {wire}");
             }
         }
     }

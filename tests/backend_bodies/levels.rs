@@ -38,21 +38,21 @@ fn summed(values: &[Vec<f32>], blocks: &[u32], sums_in: WireType) -> Vec<f32> {
 fn parts(
     plan: &mut Plan,
     weight: WeightId,
-    (element, sums_in): (WireType, WireType),
+    (wire, sums_in): (WireType, WireType),
 ) -> (Vec<(ReducePart, SumPart)>, [SlotId; 2]) {
     let (call, levels) = (CallId::new(0), plan.weights.mesh.depth(Group::Shard));
     let own = plan.transient("gradient", Content::Gradient(weight, call));
     let mut given = own;
-    if element != WireType::F32 {
-        given = plan.transient("rounded", Content::travelling(weight, call, element));
-        let (written, wire) = (ElementType::F32, element);
-        let round = RoundGradient { weight, element: written, from: own, wire, to: given };
+    if wire != WireType::F32 {
+        given = plan.transient("rounded", Content::travelling(weight, call, wire));
+        let element = ElementType::F32;
+        let round = RoundGradient { weight, element, from: own, wire, to: given };
         plan.op(QUANTIZE, Op::RoundGradient(round));
     }
     let mut parts = Vec::new();
     for level in (0..levels).map(LevelId::at) {
         let received = match level.index() {
-            0 => Content::ReceivedGradient(weight, call, element),
+            0 => Content::ReceivedGradient(weight, call, wire),
             _ => Content::ReceivedPartial(weight, call, level, sums_in),
         };
         let received = plan.transient("received", received);
@@ -83,22 +83,22 @@ fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
         (WireType::Bf16, WireType::Bf16),
         (WireType::Mxfp8, WireType::Mxfp8),
     ];
-    for (element, sums_in) in types {
-        let specs = match element {
+    for (wire, sums_in) in types {
+        let specs = match wire {
             WireType::Mxfp8 => [sharded(130, 160, Format::F32), sharded(5, 32, Format::F32)],
             WireType::F32 | WireType::Bf16 => [sharded(130, 127, Format::F32), sharded(5, 3, Format::F32)],
         };
         let mesh = Mesh::new(ranks).unwrap().with_levels(Levels::new(blocks).unwrap()).unwrap();
         let mut plan = Plan::over(mesh, &specs);
         let (exchanged, slots): (Vec<_>, Vec<_>) =
-            (0..specs.len()).map(|number| parts(&mut plan, WeightId::at(number), (element, sums_in))).unzip();
+            (0..specs.len()).map(|number| parts(&mut plan, WeightId::at(number), (wire, sums_in))).unzip();
         for (level, group) in mesh.tree(Group::Shard).enumerate() {
-            let element = if level == 0 { element } else { sums_in };
+            let wire = if level == 0 { wire } else { sums_in };
             let (parts, sums) = exchanged.iter().map(|levels| levels[level]).unzip();
             plan.fence(QUANTIZE, LINK);
-            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group, parts }));
+            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { wire, group, parts }));
             plan.fence(LINK, QUANTIZE);
-            plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group, parts: sums }));
+            plan.op(QUANTIZE, Op::SumGradient(SumGradient { wire, group, parts: sums }));
         }
         let elements: Vec<usize> =
             plan.weights.layouts.iter().map(|layout| layout.shard.padded().elements()).collect();
@@ -117,13 +117,13 @@ fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
         });
         for (number, elements) in elements.into_iter().enumerate() {
             let mut all: Vec<_> = (0..ranks as usize).map(|rank| values(rank, number, elements)).collect();
-            all.iter_mut().for_each(|values| travel(values, element));
+            all.iter_mut().for_each(|values| travel(values, wire));
             let mean = |blocks: &[u32]| -> Vec<f32> {
                 summed(&all, blocks, sums_in).iter().map(|sum| sum / ranks as f32).collect()
             };
             let (found, expected): (Vec<f32>, _) =
                 (found.iter().flat_map(|rank| rank[number].clone()).collect(), mean(blocks));
-            assert_eq!(found, expected, "gradient {number} in {element}, sums in {sums_in}");
+            assert_eq!(found, expected, "gradient {number} in {wire}, sums in {sums_in}");
             // Without the last level, or the first, other bits come out.
             assert!(expected != mean(&blocks[1..]) && expected != mean(&blocks[..blocks.len() - 1]));
         }

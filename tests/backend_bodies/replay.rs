@@ -21,19 +21,19 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let fault = plan.resident("fault", Content::FaultWord);
     let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
     let gradient = plan.transient("gradient", Content::Gathered(W, ROWWISE));
-    let element = WireType::F32;
-    let received = plan.transient("landed", Content::ReceivedGradient(W, CallId::new(0), element));
+    let wire = WireType::F32;
+    let received = plan.transient("landed", Content::ReceivedGradient(W, CallId::new(0), wire));
     plan.op(COMPUTE, Op::ClearFault(ClearFault { fault }));
     plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from: shard, to: gathered }]);
     plan.op(COMPUTE, Op::Copy(op::Copy { from: gathered, to: gradient }));
     plan.op(COMPUTE, Op::ZeroPadding(ZeroPadding { weight: W, gradient }));
     plan.fence(COMPUTE, LINK);
     let part = ReducePart { weight: W, from: gradient, to: received };
-    plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts: vec![part] }));
+    plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { wire, group: Group::Shard, parts: vec![part] }));
     plan.fence(LINK, QUANTIZE);
     let (received, target) = (Some(received), SumTarget::More);
     let part = SumPart { weight: W, own: gradient, received, into: main_grad, target, squares: None };
-    plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group: Group::Shard, parts: vec![part] }));
+    plan.op(QUANTIZE, Op::SumGradient(SumGradient { wire, group: Group::Shard, parts: vec![part] }));
     (plan, shard, main_grad)
 }
 

@@ -25,24 +25,24 @@ fn values(rank: usize, number: usize, elements: usize) -> Vec<f32> {
 fn sums(mesh: Mesh, captured: bool) -> Vec<Vec<Vec<f32>>> {
     let specs = [(12, 5), (96, 130)].map(|(rows, cols)| sharded(rows, cols, Format::F32));
     let mut plan = Plan::over(mesh, &specs);
-    let (call, element) = (CallId::new(0), WireType::F32);
+    let (call, wire) = (CallId::new(0), WireType::F32);
     let (mut given, mut parts, mut sums, mut pairs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for weight in (0..specs.len()).map(WeightId::at) {
         let own = plan.transient("gradient", Content::Gradient(weight, call));
         let reduced = plan.transient("reduced", Content::ReducedGradient(weight, call));
         let summed = plan.transient("summed", Content::SummedGradient(weight, call));
         let received = (mesh.shards() > 1)
-            .then(|| plan.transient("landed", Content::ReceivedGradient(weight, call, element)));
+            .then(|| plan.transient("landed", Content::ReceivedGradient(weight, call, wire)));
         parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
         sums.push(SumPart { weight, own, received, into: reduced, target: SumTarget::Rows, squares: None });
         given.push(own);
         pairs.push((reduced, summed));
     }
     if mesh.shards() > 1 {
-        plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts }));
+        plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { wire, group: Group::Shard, parts }));
         plan.fence(LINK, QUANTIZE);
     }
-    plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group: Group::Shard, parts: sums }));
+    plan.op(QUANTIZE, Op::SumGradient(SumGradient { wire, group: Group::Shard, parts: sums }));
     plan.fence(QUANTIZE, LINK);
     let (reduction, group) = (Reduction::Sum, Group::Replicate);
     plan.op(LINK, Op::AllReduce(AllReduce { reduction, group, pairs: pairs.clone() }));

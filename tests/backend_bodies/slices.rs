@@ -90,10 +90,10 @@ fn reduction(mesh: Mesh) -> (Plan, Vec<Slots>) {
     let mut level = |group, parts: Vec<ReducePart>, sums| {
         if !parts.is_empty() {
             plan.fence(QUANTIZE, LINK);
-            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element: WIRE, group, parts }));
+            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { wire: WIRE, group, parts }));
             plan.fence(LINK, QUANTIZE);
         }
-        plan.op(QUANTIZE, Op::SumGradient(SumGradient { element: WIRE, group, parts: sums }));
+        plan.op(QUANTIZE, Op::SumGradient(SumGradient { wire: WIRE, group, parts: sums }));
     };
     level(Group::Shard, tasks.exchanged, tasks.summed);
     level(Group::Replicate, tasks.exchanged_on, tasks.summed_on);

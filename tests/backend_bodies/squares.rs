@@ -82,17 +82,17 @@ struct Counted {
     squares: Option<SlotId>,
 }
 
-fn counted(plan: &mut Plan, weight: WeightId, element: WireType, target: SumTarget, taken: bool) -> Counted {
+fn counted(plan: &mut Plan, weight: WeightId, wire: WireType, target: SumTarget, taken: bool) -> Counted {
     let call = CallId::new(0);
     let tree: Vec<Group> = plan.weights.layout(weight).shard.tree(plan.weights.mesh).collect();
-    let own = plan.transient("gradient", Content::travelling(weight, call, element));
+    let own = plan.transient("gradient", Content::travelling(weight, call, wire));
     let main_grad = plan.resident("main grad", Content::MainGrad(weight));
     let squares = taken.then(|| plan.transient("squares", Content::Squares(weight)));
     let (mut given, mut parts) = (own, Vec::new());
     for (number, group) in tree.iter().enumerate() {
         let level = LevelId::at(number);
         let received = (plan.weights.mesh.size(*group) > 1).then(|| match number {
-            0 => plan.transient("received", Content::ReceivedGradient(weight, call, element)),
+            0 => plan.transient("received", Content::ReceivedGradient(weight, call, wire)),
             _ => plan.transient("received", Content::ReceivedPartial(weight, call, level, WireType::F32)),
         });
         let (into, target, squares) = match number + 1 < tree.len() {
@@ -113,7 +113,7 @@ fn counted(plan: &mut Plan, weight: WeightId, element: WireType, target: SumTarg
 type Left = (NormRecord, Vec<Vec<f32>>, Vec<Option<Vec<f64>>>);
 
 /// Two steps, the second one replayed where that can be, and one with a gradient that is no number.
-fn steps(plan: &Plan, (element, target): (WireType, SumTarget), taken: Taken) -> Vec<Vec<Left>> {
+fn steps(plan: &Plan, (wire, target): (WireType, SumTarget), taken: Taken) -> Vec<Vec<Left>> {
     let mut plan = plan.clone();
     let weights: Vec<_> = (0..plan.weights.layouts.len()).map(WeightId::at).collect();
     let by_sums = |weight: WeightId| match taken {
@@ -122,17 +122,17 @@ fn steps(plan: &Plan, (element, target): (WireType, SumTarget), taken: Taken) ->
         Taken::Both => weight.index().is_multiple_of(2),
     };
     let all: Vec<Counted> =
-        weights.iter().map(|weight| counted(&mut plan, *weight, element, target, by_sums(*weight))).collect();
+        weights.iter().map(|weight| counted(&mut plan, *weight, wire, target, by_sums(*weight))).collect();
     let tree: Vec<Group> = plan.weights.layouts[0].shard.tree(plan.weights.mesh).collect();
     for (level, group) in tree.into_iter().enumerate() {
-        let element = if level == 0 { element } else { WireType::F32 };
+        let wire = if level == 0 { wire } else { WireType::F32 };
         let (parts, sums): (Vec<_>, _) = all.iter().map(|counted| counted.parts[level]).unzip();
         if plan.weights.mesh.size(group) > 1 {
             plan.fence(QUANTIZE, LINK);
-            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group, parts }));
+            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { wire, group, parts }));
             plan.fence(LINK, QUANTIZE);
         }
-        plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group, parts: sums }));
+        plan.op(QUANTIZE, Op::SumGradient(SumGradient { wire, group, parts: sums }));
     }
     let fault = plan.resident("fault", Content::FaultWord);
     let record = plan.resident("record", Content::NormRecord);
@@ -154,13 +154,13 @@ fn steps(plan: &Plan, (element, target): (WireType, SumTarget), taken: Taken) ->
         let mut left = Vec::new();
         for turn in 0..3_usize {
             for (number, (own, main_grad, squares)) in slots.iter().enumerate() {
-                let elements = rank.plan.region(*own).bytes / element.bytes(1);
+                let elements = rank.plan.region(*own).bytes / wire.bytes(1);
                 let mut values = noise(elements, (100 * turn + 10 * rank.number() + number) as u32);
                 if (turn, number, rank.number()) == (2, 0, 0) {
                     values[1] = f32::NAN;
                 }
                 let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-                match element {
+                match wire {
                     WireType::Bf16 => rank.put(*own, &rounded),
                     _ => rank.put(*own, &values),
                 }

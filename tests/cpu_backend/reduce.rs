@@ -19,10 +19,10 @@ use crate::bodies::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded}
 
 const CALL: CallId = CallId::new(0);
 
-/// A gradient in `element` and the slot of its sum, with whatever `reduce` does in between.
-fn sums(ranks: u32, element: WireType, reduce: impl FnOnce(&mut Plan, SlotId) -> SlotId) -> Vec<Vec<f32>> {
+/// A gradient in `wire` and the slot of its sum, with whatever `reduce` does in between.
+fn sums(ranks: u32, wire: WireType, reduce: impl FnOnce(&mut Plan, SlotId) -> SlotId) -> Vec<Vec<f32>> {
     let mut plan = Plan::new(ranks, &[sharded(5, 3, Format::F32)]);
-    let from = plan.transient("gradient", Content::travelling(W, CALL, element));
+    let from = plan.transient("gradient", Content::travelling(W, CALL, wire));
     let sum = reduce(&mut plan, from);
     let padded = plan.weights.layout(W).shard.padded().elements();
     // Huge and tiny values: another order of addition gives other bits.
@@ -30,7 +30,7 @@ fn sums(ranks: u32, element: WireType, reduce: impl FnOnce(&mut Plan, SlotId) ->
         let scale = [1e8, 1.0, -1e8, 3.0][rank.number()];
         let values: Vec<f32> =
             noise(padded, rank.number() as u32).iter().map(|value| value * scale).collect();
-        match element {
+        match wire {
             WireType::F32 => rank.put(from, &values),
             _ => rank.put(from, &values.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
         }
@@ -43,15 +43,15 @@ fn sums(ranks: u32, element: WireType, reduce: impl FnOnce(&mut Plan, SlotId) ->
 /// accumulated in one pass.
 #[test]
 fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
-    for (ranks, element) in (1..=4).flat_map(|ranks| [(ranks, WireType::F32), (ranks, WireType::Bf16)]) {
-        let by_collective = sums(ranks, element, |plan, from| {
+    for (ranks, wire) in (1..=4).flat_map(|ranks| [(ranks, WireType::F32), (ranks, WireType::Bf16)]) {
+        let by_collective = sums(ranks, wire, |plan, from| {
             let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
             let into = plan.resident("main grad", Content::MainGrad(W));
             plan.op(
                 LINK,
                 Op::ReduceScatter(ReduceScatter {
                     group: Group::Shard,
-                    element,
+                    wire,
                     parts: vec![ReducePart { weight: W, from, to }],
                 }),
             );
@@ -62,13 +62,13 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
             );
             into
         });
-        let by_ranks = sums(ranks, element, |plan, from| {
-            let to = plan.transient("landed", Content::ReceivedGradient(W, CALL, element));
+        let by_ranks = sums(ranks, wire, |plan, from| {
+            let to = plan.transient("landed", Content::ReceivedGradient(W, CALL, wire));
             let into = plan.resident("main grad", Content::MainGrad(W));
             plan.op(
                 LINK,
                 Op::ExchangeGradient(ExchangeGradient {
-                    element,
+                    wire,
                     group: Group::Shard,
                     parts: vec![ReducePart { weight: W, from, to }],
                 }),
@@ -76,11 +76,11 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
             plan.fence(LINK, QUANTIZE);
             let (received, target) = (Some(to), SumTarget::First);
             let parts = vec![SumPart { weight: W, own: from, received, into, target, squares: None }];
-            plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group: Group::Shard, parts }));
+            plan.op(QUANTIZE, Op::SumGradient(SumGradient { wire, group: Group::Shard, parts }));
             into
         });
         assert!(by_ranks.iter().flatten().any(|value| *value != 0.0));
-        assert_eq!(by_collective, by_ranks, "{ranks} ranks in {element}");
+        assert_eq!(by_collective, by_ranks, "{ranks} ranks in {wire}");
     }
 }
 
@@ -112,9 +112,9 @@ fn gradients_in_mxfp8_are_bound_only_where_they_are_rounded_and_summed_in_blocks
     let mut plan = Plan::new(1, &[sharded(4, 32, Format::Bf16)]);
     let from = plan.transient("gradient", Content::QuantizedGradient(W, CALL));
     let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
-    let (group, element) = (Group::Shard, WireType::Mxfp8);
+    let (group, wire) = (Group::Shard, WireType::Mxfp8);
     let parts = vec![ReducePart { weight: W, from, to }];
-    plan.op(LINK, Op::ReduceScatter(ReduceScatter { group, element, parts }));
+    plan.op(LINK, Op::ReduceScatter(ReduceScatter { group, wire, parts }));
     assert_eq!(refused(plan), "no collective sums gradients in mxfp8");
     for (columns, wire, words) in [
         (4, WireType::Mxfp8, "4 columns of `w` are not whole blocks of 32"),

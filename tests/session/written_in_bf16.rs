@@ -140,7 +140,7 @@ fn gradients_written_in_bf16_give_the_bits_of_the_same_values_written_in_f32() {
 
 fn reductions(plan: &StepPlan) -> Vec<(WireType, usize)> {
     let of = |op: &Op| match op {
-        Op::ExchangeGradient(ExchangeGradient { element, parts, .. }) => Some((*element, parts.len())),
+        Op::ExchangeGradient(ExchangeGradient { wire, parts, .. }) => Some((*wire, parts.len())),
         _ => None,
     };
     plan.tasks.iter().filter_map(|task| of(&task.op)).collect()

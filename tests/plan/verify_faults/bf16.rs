@@ -80,10 +80,8 @@ fn a_gradient_written_in_bf16_is_not_rounded_again() {
 fn a_gradient_written_in_bf16_is_not_reduced_as_f32() {
     let mut plan = training();
     let at = reduction(&plan, "wide");
-    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[at].op else {
-        unreachable!()
-    };
-    *element = WireType::F32;
+    let Op::ExchangeGradient(ExchangeGradient { wire, .. }) = &mut plan.tasks[at].op else { unreachable!() };
+    *wire = WireType::F32;
     plan.tasks[at].wire_bytes *= 2;
     recount(&mut plan);
     refused(&plan, &["PL-4", "gradient of `wide` from call `first`, written in bf16"]);
@@ -94,10 +92,8 @@ fn a_gradient_written_in_bf16_is_not_reduced_as_f32() {
 fn a_gradient_written_in_f32_beside_it_does_not_travel_in_bf16() {
     let mut plan = training();
     let at = reduction(&plan, "narrow");
-    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[at].op else {
-        unreachable!()
-    };
-    *element = WireType::Bf16;
+    let Op::ExchangeGradient(ExchangeGradient { wire, .. }) = &mut plan.tasks[at].op else { unreachable!() };
+    *wire = WireType::Bf16;
     plan.tasks[at].wire_bytes /= 2;
     recount(&mut plan);
     refused(

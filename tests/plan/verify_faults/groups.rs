@@ -234,10 +234,10 @@ fn a_gradient_that_was_not_rounded_does_not_travel_in_bf16() {
 fn a_rounded_gradient_is_not_read_as_f32() {
     let mut plan = rounded();
     let reduction = position(&plan, 0, is_reduction);
-    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[reduction].op else {
+    let Op::ExchangeGradient(ExchangeGradient { wire, .. }) = &mut plan.tasks[reduction].op else {
         unreachable!()
     };
-    *element = WireType::F32;
+    *wire = WireType::F32;
     refused(&plan, &["PL-4", "needs a call's gradient of", "rounded to bf16"]);
 }
 

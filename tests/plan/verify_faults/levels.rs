@@ -155,8 +155,8 @@ fn a_sum_of_what_another_level_brought_is_refused() {
 fn sums_of_blocks_in_another_type_than_was_requested_are_refused() {
     let mut plan = training();
     let second = exchange(&plan, 1);
-    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[second].op else { panic!() };
-    *element = WireType::Bf16;
+    let Op::ExchangeGradient(ExchangeGradient { wire, .. }) = &mut plan.tasks[second].op else { panic!() };
+    *wire = WireType::Bf16;
     refused(&plan, &["PL-4", "reduces sums of the gradient of", "in bf16, which are in f32"]);
     let mut plan = training();
     let first = exchange(&plan, 0);

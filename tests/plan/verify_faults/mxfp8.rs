@@ -70,9 +70,9 @@ fn rounding(plan: &StepPlan, name: &str) -> usize {
 /// The exchange brings `wire` in the place of what it brought.
 fn travels(plan: &mut StepPlan, task: usize, wire: WireType) {
     let task = &mut plan.tasks[task];
-    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut task.op else { unreachable!() };
-    task.wire_bytes = wire.bytes(task.wire_bytes * 32 / element.bytes(32));
-    *element = wire;
+    let Op::ExchangeGradient(op) = &mut task.op else { unreachable!() };
+    task.wire_bytes = wire.bytes(task.wire_bytes * 32 / op.wire.bytes(32));
+    op.wire = wire;
     recount(plan);
 }
 
@@ -85,10 +85,10 @@ fn rows_of_whole_blocks_travel_in_mxfp8_at_every_level_and_others_in_bf16() {
     {
         for level in [0, 1] {
             let task = &plan.tasks[exchange(&plan, name, level)];
-            let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &task.op else { unreachable!() };
+            let Op::ExchangeGradient(op) = &task.op else { unreachable!() };
             // A rank of a pair sums the rows of two ranks, and then its own.
             let rows = [16, 8][level];
-            assert_eq!((*element, task.wire_bytes), (wire, wire.bytes(rows * columns)), "{name}");
+            assert_eq!((op.wire, task.wire_bytes), (wire, wire.bytes(rows * columns)), "{name}");
         }
         let Op::RoundGradient(RoundGradient { element, wire: rounded, .. }) =
             plan.tasks[rounding(&plan, name)].op
@@ -185,8 +185,8 @@ fn a_collective_that_sums_brings_no_gradient_in_mxfp8() {
     let policy = Policy { reduce: Reduce::Nccl, ..policy() };
     let mut plan = planned(&[("wide", 64, ElementType::F32)], &[], &policy);
     let task = position(&plan, 0, |op| matches!(op, Op::ReduceScatter(_)));
-    let Op::ReduceScatter(ReduceScatter { element, .. }) = &mut plan.tasks[task].op else { unreachable!() };
-    *element = WireType::Mxfp8;
+    let Op::ReduceScatter(ReduceScatter { wire, .. }) = &mut plan.tasks[task].op else { unreachable!() };
+    *wire = WireType::Mxfp8;
     let problem = "`wide` in mxfp8 by a collective that sums";
     refused(&plan, &["PL-4", problem, "exchange it, and sum what was received"]);
 }

@@ -279,8 +279,8 @@ fn what_travelled_in_one_type_is_not_summed_in_another() {
     let policy = Policy { reduce_dtype: ReduceDtype::Bf16, ..policy() };
     let mut plan = StepPlan::build(&accumulating_program(1), &policy, Mesh::new(4).unwrap()).unwrap();
     let sum = sum_of(&plan, "embedding", 0);
-    let Op::SumGradient(SumGradient { element, .. }) = &mut plan.tasks[sum].op else { unreachable!() };
-    assert_eq!(std::mem::replace(element, WireType::F32), WireType::Bf16);
+    let Op::SumGradient(SumGradient { wire, .. }) = &mut plan.tasks[sum].op else { unreachable!() };
+    assert_eq!(std::mem::replace(wire, WireType::F32), WireType::Bf16);
     refused(&plan, &["PL-4", "needs a call's gradient of `embedding`", "rounded to bf16"]);
 }
 
@@ -353,6 +353,6 @@ fn a_replicated_gradient_is_not_summed_in_slices() {
         squares: None,
     };
     plan.tasks[accumulation].op =
-        Op::SumGradient(SumGradient { element: WireType::F32, group: Group::Shard, parts: vec![part] });
+        Op::SumGradient(SumGradient { wire: WireType::F32, group: Group::Shard, parts: vec![part] });
     refused(&plan, &["PL-4", "of which every rank has all rows"]);
 }

@@ -174,15 +174,15 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             2 => chunk.begin = chunk.begin.saturating_sub(64),
             _ => chunk.end -= 64.min(chunk.end - chunk.begin - 1),
         },
-        Op::ReduceScatter(ReduceScatter { group, element, .. }) => match draw.below(2) {
-            0 => *element = other_wire(*element, draw),
+        Op::ReduceScatter(ReduceScatter { group, wire, .. }) => match draw.below(2) {
+            0 => *wire = other_wire(*wire, draw),
             _ => *group = *draw.of(&groups)?,
         },
-        Op::ExchangeGradient(ExchangeGradient { element, group, .. }) => match draw.below(2) {
-            0 => *element = other_wire(*element, draw),
+        Op::ExchangeGradient(ExchangeGradient { wire, group, .. }) => match draw.below(2) {
+            0 => *wire = other_wire(*wire, draw),
             _ => *group = *draw.of(&groups)?,
         },
-        Op::SumGradient(SumGradient { element, group, parts }) => {
+        Op::SumGradient(SumGradient { wire, group, parts }) => {
             let part = draw.below(parts.len());
             let targets = [
                 SumTarget::Rows,
@@ -192,7 +192,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
                 SumTarget::More,
             ];
             match draw.below(4) {
-                0 => *element = other_wire(*element, draw),
+                0 => *wire = other_wire(*wire, draw),
                 1 => *group = *draw.of(&groups)?,
                 _ => {
                     let others: Vec<_> =

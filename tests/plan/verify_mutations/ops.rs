@@ -285,7 +285,7 @@ impl Memory<'_> {
                     let call = self.call_of(part.from);
                     let wanted = call.map(|call| Content::ReducedGradient(part.weight, call));
                     let who = self.plan.weights.mesh.strides(op.group);
-                    self.put(part.to, wanted, Cell::of((name, op.element, who, part.weight, rows)));
+                    self.put(part.to, wanted, Cell::of((name, op.wire, who, part.weight, rows)));
                 }
             }
             // All ranks do the same, so what peers give is what this rank gives; how far apart they are says who.
@@ -297,12 +297,12 @@ impl Memory<'_> {
                     let level = self.level(part.weight, op.group);
                     let received = |call| match level {
                         Some((level, _)) if level.index() > 0 => {
-                            Content::ReceivedPartial(part.weight, call, level, op.element)
+                            Content::ReceivedPartial(part.weight, call, level, op.wire)
                         }
-                        _ => Content::ReceivedGradient(part.weight, call, op.element),
+                        _ => Content::ReceivedGradient(part.weight, call, op.wire),
                     };
                     let wanted = self.call_of(part.from).map(received);
-                    self.put(part.to, wanted, Cell::of((name, op.element, who, part.weight, rows)));
+                    self.put(part.to, wanted, Cell::of((name, op.wire, who, part.weight, rows)));
                 }
             }
             // Slices of several gradients are a sum of other contributions; the terms of both are in it.
@@ -311,7 +311,7 @@ impl Memory<'_> {
                     let own = self.gradient(part.weight, part.own);
                     let summed = (own, self.maybe(part.received));
                     let who = self.summing(part.weight, op.group);
-                    let sum = Cell::of((name, op.element, who, part.weight, summed));
+                    let sum = Cell::of((name, op.wire, who, part.weight, summed));
                     // What leaves a rank more than its own rows is not summed over all of them.
                     let in_slices = self.plan.weights.layout(part.weight).is_in_slices();
                     let level = self.level(part.weight, op.group);

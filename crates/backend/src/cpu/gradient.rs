@@ -92,10 +92,10 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
             let block = &mut block[..length];
             for (position, slice) in sum.slices.iter().enumerate() {
                 let part = || {
-                    let part = slice.part(op.element.bytes(begin), op.element.bytes(length));
+                    let part = slice.part(op.wire.bytes(begin), op.wire.bytes(length));
                     part.ok_or(OpError::Slice)
                 };
-                match op.element {
+                match op.wire {
                     WireType::F32 => {
                         add(block, arena.read::<f32>(part()?)?.iter().copied(), position == 0);
                     }

@@ -66,7 +66,7 @@ impl Accumulate {
 #[derive(Debug)]
 pub struct SumGradient {
     /// The type of the slices.
-    pub element: WireType,
+    pub wire: WireType,
     /// The factor that turns a sum into the mean.
     pub factor: f32,
     pub sums: Vec<RowSum>,
@@ -109,21 +109,21 @@ impl TakenSquares {
 impl SumGradient {
     pub(super) fn resolve(
         binder: &Binder<'_>,
-        element: WireType,
+        wire: WireType,
         group: Group,
         parts: &[SumPart],
     ) -> Result<Self, Refusal> {
         let mut sums = Vec::with_capacity(parts.len());
         let mut factors = Vec::with_capacity(parts.len());
         for part in parts {
-            sums.extend(RowSum::resolve(binder, element, group, part)?);
+            sums.extend(RowSum::resolve(binder, wire, group, part)?);
             factors.push(mean(binder, part.weight)?);
         }
         let factor = factors.first().copied().unwrap_or(1.0);
         if factors.iter().any(|other| *other != factor) {
             return Err("gradients of one sum are means over different numbers of ranks".into());
         }
-        Ok(Self { element, factor, sums })
+        Ok(Self { wire, factor, sums })
     }
 }
 
@@ -132,7 +132,7 @@ impl RowSum {
     /// codes with their scales.
     fn resolve(
         binder: &Binder<'_>,
-        element: WireType,
+        wire: WireType,
         group: Group,
         part: &SumPart,
     ) -> Result<Vec<Self>, Refusal> {
@@ -142,11 +142,11 @@ impl RowSum {
         let position = binder.binding.weights.mesh.position(binder.binding.rank, group) as usize;
         let elements = layout.shard.summed_over(group).elements();
         let left = part.target.wire();
-        let units = match (element, left) {
+        let units = match (wire, left) {
             (WireType::Mxfp8, _) | (_, WireType::Mxfp8) => units(layout, elements)?,
             _ => 1,
         };
-        let bytes = element.bytes(elements);
+        let bytes = wire.bytes(elements);
         let of = |region: Region, bytes: usize, number: usize| {
             let slice = region.part(bytes * number, bytes);
             slice.ok_or_else(|| format!("a slot of `{}` has too few slices", layout.name))
@@ -171,7 +171,7 @@ impl RowSum {
         let squares = TakenSquares::resolve(binder, layout, part.squares)?;
         let sum = |run: usize, unit: usize| {
             let within = |whole: Region, wire: WireType| of(whole, wire.bytes(elements / units), unit);
-            let slice = |region: Region, number: usize| within(of(region, bytes, number)?, element);
+            let slice = |region: Region, number: usize| within(of(region, bytes, number)?, wire);
             let peers = (0..ranks - 1).map(|number| slice(received, run * (ranks - 1) + number));
             let mut slices = peers.collect::<Result<Vec<_>, Refusal>>()?;
             slices.insert(position, slice(own, run * ranks + position)?);

@@ -135,7 +135,7 @@ impl Binder<'_> {
             }
             Op::Assemble(op) => LocalOp::Assemble(Assemble::resolve(self, &op.parts)?),
             Op::ReduceScatter(op) => {
-                LocalOp::Collective(Collective::reduce_scatter(self, op.group, op.element, &op.parts)?)
+                LocalOp::Collective(Collective::reduce_scatter(self, op.group, op.wire, &op.parts)?)
             }
             Op::GatherRecords(op) => LocalOp::Collective(Collective::gather_records(self, op.from, op.to)?),
             Op::Transpose(op) => {
@@ -150,10 +150,10 @@ impl Binder<'_> {
                 LocalOp::Dequantize(stretches)
             }
             Op::ExchangeGradient(op) => {
-                LocalOp::Collective(Collective::exchange_gradient(self, op.element, op.group, &op.parts)?)
+                LocalOp::Collective(Collective::exchange_gradient(self, op.wire, op.group, &op.parts)?)
             }
             Op::SumGradient(op) => {
-                LocalOp::SumGradient(SumGradient::resolve(self, op.element, op.group, &op.parts)?)
+                LocalOp::SumGradient(SumGradient::resolve(self, op.wire, op.group, &op.parts)?)
             }
             Op::RoundGradient(op) => LocalOp::Round(Round::resolve(self, op)?),
             Op::AddGradient(op) => LocalOp::Accumulate(Accumulate::whole(self, op.weight, op.from, op.into)?),

@@ -341,7 +341,7 @@ mod tests {
                     assert_eq!(count(&plan, "sum gradient"), exchanges, "{what}");
                     // f32 was requested: what travels in bf16 was written so.
                     let halves = |op: &Op| {
-                        matches!(op, Op::ExchangeGradient(ExchangeGradient { element: WireType::Bf16, .. }))
+                        matches!(op, Op::ExchangeGradient(ExchangeGradient { wire: WireType::Bf16, .. }))
                     };
                     let written = if element == ElementType::Bf16 { exchanges } else { 0 };
                     assert_eq!(plan.tasks.iter().filter(|task| halves(&task.op)).count(), written, "{what}");

@@ -245,7 +245,7 @@ impl Preparation<'_> {
         let (quantized, others): (Vec<_>, Vec<_>) =
             op.sums.iter().map(operand).partition(|sum| sum.target == SumTarget::Quantized);
         let launches = [quantized, others].into_iter().filter(|sums| !sums.is_empty());
-        launches.map(|sums| self.kernels.sum_slices(op.element, &sums, op.factor)).collect()
+        launches.map(|sums| self.kernels.sum_slices(op.wire, &sums, op.factor)).collect()
     }
 
     pub(super) fn accumulate(&self, op: &Accumulate) -> Result<KernelLaunch, CudaFailure> {

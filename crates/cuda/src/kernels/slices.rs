@@ -74,7 +74,7 @@ impl Kernels {
     /// whole blocks, and sums to MXFP8 together with others.
     pub fn sum_slices(
         &self,
-        element: WireType,
+        wire: WireType,
         operands: &[SlicesOperand],
         factor: f32,
     ) -> Result<KernelLaunch, CudaFailure> {
@@ -85,7 +85,7 @@ impl Kernels {
                 "sums that are quantized are launched apart from others".into(),
             ));
         }
-        let name = match (element, quantizes) {
+        let name = match (wire, quantizes) {
             (WireType::F32, false) => c"sum_slices_f32",
             (WireType::F32, true) => c"quantize_slices_f32",
             (WireType::Bf16, false) => c"sum_slices_bf16",
@@ -94,7 +94,7 @@ impl Kernels {
             (WireType::Mxfp8, true) => c"quantize_slices_mxfp8",
         };
         for operand in operands {
-            check(operand, element)?;
+            check(operand, wire)?;
         }
         let addresses: Vec<DeviceAddress> =
             operands.iter().flat_map(|operand| operand.slices.iter().copied()).collect();
@@ -138,11 +138,11 @@ const fn alignment(wire: WireType) -> u64 {
     }
 }
 
-fn check(operand: &SlicesOperand, element: WireType) -> Result<(), CudaFailure> {
+fn check(operand: &SlicesOperand, wire: WireType) -> Result<(), CudaFailure> {
     if operand.slices.is_empty() {
         return Err(CudaFailure::Refused("no rank contributes to a sum".into()));
     }
-    let in_blocks = [element, operand.target.wire()].contains(&WireType::Mxfp8);
+    let in_blocks = [wire, operand.target.wire()].contains(&WireType::Mxfp8);
     if in_blocks && !operand.elements.is_multiple_of(WireType::BLOCK) {
         return Err(CudaFailure::Refused(format!(
             "{} elements are not whole blocks of MXFP8",
@@ -160,7 +160,7 @@ fn check(operand: &SlicesOperand, element: WireType) -> Result<(), CudaFailure> 
     }
     for slice in &operand.slices {
         present("a rank's slice", *slice)?;
-        element_aligned("a rank's slice", *slice, alignment(element))?;
+        element_aligned("a rank's slice", *slice, alignment(wire))?;
     }
     Ok(())
 }

@@ -16,7 +16,8 @@ pub struct ReduceScatter {
     #[serde(skip_serializing_if = "Group::is_shard")]
     pub group: Group,
     /// The type in which the gradients travel: f32 or bf16.
-    pub element: WireType,
+    #[serde(rename = "element")]
+    pub wire: WireType,
     /// What is reduced; at least one.
     pub parts: Vec<ReducePart>,
 }
@@ -30,7 +31,8 @@ pub struct ReduceScatter {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ExchangeGradient {
     /// The type in which the gradients travel.
-    pub element: WireType,
+    #[serde(rename = "element")]
+    pub wire: WireType,
     /// Who exchanges.
     #[serde(skip_serializing_if = "Group::is_shard")]
     pub group: Group,
@@ -55,8 +57,8 @@ impl ReducePart {
     }
 
     /// Bytes of what a rank of a group gets of all of them from each other one, in the type that travels.
-    fn rows(parts: &[Self], element: WireType, group: Group, sizes: &dyn Sizes) -> Option<usize> {
-        sum(parts.iter().map(|part| Some(element.bytes(sizes.summed(part.weight, group)?))))
+    fn rows(parts: &[Self], wire: WireType, group: Group, sizes: &dyn Sizes) -> Option<usize> {
+        sum(parts.iter().map(|part| Some(wire.bytes(sizes.summed(part.weight, group)?))))
     }
 }
 
@@ -65,7 +67,7 @@ impl Op {
     #[must_use]
     pub fn reduce_scatter(weight: WeightId, from: SlotId, to: SlotId) -> Self {
         let parts = vec![ReducePart { weight, from, to }];
-        Self::ReduceScatter(ReduceScatter { group: Group::Shard, element: WireType::F32, parts })
+        Self::ReduceScatter(ReduceScatter { group: Group::Shard, wire: WireType::F32, parts })
     }
 }
 
@@ -88,7 +90,7 @@ impl Operation for ReduceScatter {
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
         // The library of collectives adds on the way.
-        ReducePart::rows(&self.parts, self.element, self.group, sizes).map(Moves::Gathered)
+        ReducePart::rows(&self.parts, self.wire, self.group, sizes).map(Moves::Gathered)
     }
 }
 
@@ -110,6 +112,6 @@ impl Operation for ExchangeGradient {
     }
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
-        ReducePart::rows(&self.parts, self.element, self.group, sizes).map(Moves::Exchanged)
+        ReducePart::rows(&self.parts, self.wire, self.group, sizes).map(Moves::Exchanged)
     }
 }

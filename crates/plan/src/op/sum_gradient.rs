@@ -15,7 +15,8 @@ use warpweft_base::id::{SlotId, WeightId};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct SumGradient {
     /// The type in which the gradients travelled.
-    pub element: WireType,
+    #[serde(rename = "element")]
+    pub wire: WireType,
     /// Whose slices are summed.
     #[serde(skip_serializing_if = "Group::is_shard")]
     pub group: Group,
@@ -114,7 +115,7 @@ impl Operation for SumGradient {
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
         // Of the rank's own gradient its own slices are read.
         let touched = self.parts.iter().map(|part| {
-            let own = self.element.bytes(sizes.summed(part.weight, self.group)?);
+            let own = self.wire.bytes(sizes.summed(part.weight, self.group)?);
             let received = part.received.map_or(Some(0), |slot| sizes.slot(slot))?;
             let times = if part.target == SumTarget::More { 2 } else { 1 };
             let squares = part.squares.map_or(Some(0), |slot| sizes.slot(slot))?;

@@ -116,7 +116,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
     };
     let at_once = travels.min(tail) == reduced.min(tail);
     let mut last = (reduced, if at_once { Section::SumHere } else { Section::Sum });
-    for (number, SumLevel { group, element, elements, parts, sums }) in levels.into_iter().enumerate() {
+    for (number, SumLevel { group, wire, elements, parts, sums }) in levels.into_iter().enumerate() {
         let is_last = number + 1 == levels_of;
         let subject = if number == 0 { subject.clone() } else { format!("{subject} at {group}") };
         // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all
@@ -132,10 +132,10 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
         if !parts.is_empty() {
             let carrier = if number == 0 { Carrier::Reduce } else { Carrier::Replicas };
             let given = elements.saturating_mul(mesh.slices(group) as usize);
-            let bytes = wire_bytes(given, element, mesh, group);
+            let bytes = wire_bytes(given, wire, mesh, group);
             let op = match collective {
-                true => Op::ReduceScatter(ReduceScatter { group, element, parts }),
-                false => Op::ExchangeGradient(ExchangeGradient { element, group, parts }),
+                true => Op::ReduceScatter(ReduceScatter { group, wire, parts }),
+                false => Op::ExchangeGradient(ExchangeGradient { wire, group, parts }),
             };
             let task = DraftTask::collective(op, subject.clone(), carrier, bytes);
             let before = early && travels == stage + 1 && !collective && !completed_later;
@@ -146,7 +146,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
             draft.add(at, section, task);
         }
         if !sums.is_empty() {
-            let op = Op::SumGradient(SumGradient { element, group, parts: sums });
+            let op = Op::SumGradient(SumGradient { wire, group, parts: sums });
             draft.add(summed.0, summed.1, DraftTask::local(op, subject, Carrier::Sum));
             last = summed;
         }
@@ -228,8 +228,7 @@ fn collect(
         from = to;
     }
     let layout = draft.weights.layout(weight);
-    let alike =
-        Alike { element: wire, over: layout.shard.group(), counts_tokens: layout.shard.counts_tokens() };
+    let alike = Alike { wire, over: layout.shard.group(), counts_tokens: layout.shard.counts_tokens() };
     let reduction = collected.joined_by(layout.group, name, alike);
     reduction.completed_later |= first != last || is_rounded;
     reduction.take(draft, weight, from, contribution);

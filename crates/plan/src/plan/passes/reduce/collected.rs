@@ -40,7 +40,7 @@ pub(super) struct Collected {
 pub(super) struct SumLevel {
     pub(super) group: Group,
     /// In what its gradients, or the sums of the level before, travel.
-    pub(super) element: WireType,
+    pub(super) wire: WireType,
     /// Elements that a rank gives each other one, for each slice.
     pub(super) elements: usize,
     /// What travels; empty where a replica is one rank that sums by itself.
@@ -53,7 +53,7 @@ pub(super) struct SumLevel {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Alike {
     /// The type in which they travel.
-    pub(super) element: WireType,
+    pub(super) wire: WireType,
     /// The ranks that their weights are sharded over.
     pub(super) over: Group,
     /// How often a sum counts a token.
@@ -104,11 +104,11 @@ impl Collected {
     fn level(
         &mut self,
         number: usize,
-        (group, element): (Group, WireType),
+        (group, wire): (Group, WireType),
         shard: &ShardLayout,
     ) -> &mut SumLevel {
         if number == self.levels.len() {
-            self.levels.push(SumLevel { group, element, elements: 0, parts: Vec::new(), sums: Vec::new() });
+            self.levels.push(SumLevel { group, wire, elements: 0, parts: Vec::new(), sums: Vec::new() });
         }
         let level = &mut self.levels[number];
         level.elements = level.elements.saturating_add(shard.summed_over(group).elements());
@@ -127,7 +127,7 @@ impl Collected {
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
         let layout = draft.weights.layout(weight);
         let (mesh, shard) = (draft.weights.mesh, layout.shard);
-        let travels_in = self.alike.element;
+        let travels_in = self.alike.wire;
         let sums_in = WireType::of_sums(draft.policy.reduce_dtype, shard.shape.cols);
         // What is written with the last one is what the norm is of.
         let squares = (ends && draft.updates)
@@ -167,8 +167,8 @@ impl Collected {
                     (true, None) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
                 };
                 let squares = squares.filter(|_| target.accumulates());
-                let element = if number == 0 { travels_in } else { sums_in };
-                let SumLevel { parts, sums, .. } = self.level(number, (group, element), &shard);
+                let wire = if number == 0 { travels_in } else { sums_in };
+                let SumLevel { parts, sums, .. } = self.level(number, (group, wire), &shard);
                 parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
                 sums.push(SumPart { weight, own, received, into, target, squares });
                 own = into;

@@ -41,21 +41,16 @@ impl Run<'_> {
         self.fill(task, gradient, held)
     }
 
-    pub(super) fn reduce_scatter(
-        &mut self,
-        task: TaskId,
-        element: WireType,
-        part: ReducePart,
-    ) -> Verdict<()> {
+    pub(super) fn reduce_scatter(&mut self, task: TaskId, wire: WireType, part: ReducePart) -> Verdict<()> {
         let ReducePart { weight, from, to } = part;
-        if element.element().is_none() {
+        if wire.element().is_none() {
             let problem = format!(
-                "reduces the gradient of `{}` in {element} by a collective that sums, which adds no codes",
+                "reduces the gradient of `{}` in {wire} by a collective that sums, which adds no codes",
                 self.name(weight)
             );
             return self.wrong_accumulation(task, problem, "exchange it, and sum what was received");
         }
-        let calls = self.travelling(task, element, weight, from)?;
+        let calls = self.travelling(task, wire, weight, from)?;
         if self.plan.weights.layout(weight).is_in_slices() {
             let problem = format!(
                 "reduces the gradient of `{}` by a collective that sums, but of its rows each replica keeps a slice",
@@ -67,16 +62,16 @@ impl Run<'_> {
         self.fill(task, to, Held::ReducedGradient(weight, calls))
     }
 
-    /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what
+    /// The calls whose gradients of `weight` are in `slot` as they travel: in `wire`, which is what
     /// [`WireType`] makes of `reduce_dtype`.
     pub(super) fn travelling(
         &self,
         task: TaskId,
-        element: WireType,
+        wire: WireType,
         weight: WeightId,
         slot: SlotId,
     ) -> Verdict<BTreeSet<CallId>> {
-        let calls = match (element, self.slots.held(slot)) {
+        let calls = match (wire, self.slots.held(slot)) {
             (WireType::F32, _) => self.padded_gradient(task, weight, slot, "reduce")?,
             (WireType::Bf16, Held::WireGradient(of, calls))
             | (WireType::Mxfp8, Held::QuantizedGradient(of, calls))
@@ -90,14 +85,14 @@ impl Run<'_> {
                 return self.wrong_gradient(task, slot, needs, remedy);
             }
             _ => {
-                let needs = format!("a gradient of `{}` rounded to {element}", self.name(weight));
+                let needs = format!("a gradient of `{}` rounded to {wire}", self.name(weight));
                 return self.wrong_gradient(task, slot, needs, "round the gradient before it is reduced");
             }
         };
         let chosen = self.chosen(weight, &calls);
-        if element != chosen {
+        if wire != chosen {
             let problem =
-                format!("reduces the gradient of `{}` in {element}, and not in {chosen}", self.name(weight));
+                format!("reduces the gradient of `{}` in {wire}, and not in {chosen}", self.name(weight));
             let remedy = "let gradients travel as reduce_dtype, the columns and the call say";
             return self.wrong_accumulation(task, problem, remedy);
         }

@@ -161,16 +161,16 @@ impl<'p> Run<'p> {
             Op::Dequantize(op) => op.parts.iter().try_for_each(|part| self.dequantize(task, *part)),
             Op::ReduceScatter(op) => op.parts.iter().try_for_each(|part| {
                 self.is_over(task, op.group, part.weight)?;
-                self.reduce_scatter(task, op.element, *part)
+                self.reduce_scatter(task, op.wire, *part)
             }),
             Op::ExchangeGradient(op) => {
-                let (element, group) = (op.element, op.group);
-                op.parts.iter().try_for_each(|part| self.exchange_gradient(task, element, group, *part))
+                let (wire, group) = (op.wire, op.group);
+                op.parts.iter().try_for_each(|part| self.exchange_gradient(task, wire, group, *part))
             }
             Op::SumGradient(op) => {
-                let (element, group) = (op.element, op.group);
+                let (wire, group) = (op.wire, op.group);
                 self.count_tokens_alike(task, &op.parts)?;
-                op.parts.iter().try_for_each(|part| self.sum_gradient(task, element, group, *part))
+                op.parts.iter().try_for_each(|part| self.sum_gradient(task, wire, group, *part))
             }
             Op::RoundGradient(op) => self.round_gradient(task, op),
             Op::AddGradient(op) => self.add_gradient(task, op.weight, op.from, op.into),

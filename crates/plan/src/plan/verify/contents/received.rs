@@ -21,26 +21,26 @@ impl Run<'_> {
     pub(super) fn exchange_gradient(
         &mut self,
         task: TaskId,
-        element: WireType,
+        wire: WireType,
         group: Group,
         part: ReducePart,
     ) -> Verdict<()> {
         let ReducePart { weight, from, to } = part;
         let level = self.level(task, weight, group)?;
-        let calls = self.given(task, element, level, weight, from)?;
-        self.fill(task, to, brought(weight, calls, element, level))
+        let calls = self.given(task, wire, level, weight, from)?;
+        self.fill(task, to, brought(weight, calls, wire, level))
     }
 
     pub(super) fn sum_gradient(
         &mut self,
         task: TaskId,
-        element: WireType,
+        wire: WireType,
         group: Group,
         part: SumPart,
     ) -> Verdict<()> {
         let SumPart { weight, own, received, into, target, squares } = part;
         let level = self.level(task, weight, group)?;
-        let calls = self.given(task, element, level, weight, own)?;
+        let calls = self.given(task, wire, level, weight, own)?;
         if self.plan.weights.layout(weight).placement == Placement::Replicated {
             let name = self.name(weight);
             let problem =
@@ -48,7 +48,7 @@ impl Run<'_> {
             let remedy = "accumulate the gradient of a replicated weight as it is";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        let expected = brought(weight, calls.clone(), element, level);
+        let expected = brought(weight, calls.clone(), wire, level);
         self.all_received(task, weight, group, (expected, received))?;
         let (mesh, layout) = (self.plan.weights.mesh, self.plan.weights.layout(weight));
         let is_last = level.index() + 1 == layout.shard.depth(mesh);
@@ -130,23 +130,23 @@ impl Run<'_> {
     fn given(
         &self,
         task: TaskId,
-        element: WireType,
+        wire: WireType,
         level: LevelId,
         weight: WeightId,
         slot: SlotId,
     ) -> Verdict<BTreeSet<CallId>> {
         let Some(below) = level.index().checked_sub(1).map(LevelId::at) else {
-            return self.travelling(task, element, weight, slot);
+            return self.travelling(task, wire, weight, slot);
         };
         match self.slots.held(slot) {
             Held::PartialGradient(of, calls, left_by, left) if (*of, *left_by) == (weight, below) => {
-                if element == *left {
+                if wire == *left {
                     return Ok(calls.clone());
                 }
                 let problem = format!(
                     "reduces sums of the gradient of `{}` in {}, which are in {}",
                     self.name(weight),
-                    element,
+                    wire,
                     left
                 );
                 self.wrong_accumulation(task, problem, "let sums of blocks travel as they were left")
@@ -241,9 +241,9 @@ impl Run<'_> {
 }
 
 /// What an exchange at `level` brings.
-fn brought(weight: WeightId, calls: BTreeSet<CallId>, element: WireType, level: LevelId) -> Held {
+fn brought(weight: WeightId, calls: BTreeSet<CallId>, wire: WireType, level: LevelId) -> Held {
     match level.index() {
-        0 => Held::ReceivedGradient(weight, calls, element),
-        _ => Held::ReceivedPartial(weight, calls, level, element),
+        0 => Held::ReceivedGradient(weight, calls, wire),
+        _ => Held::ReceivedPartial(weight, calls, level, wire),
     }
 }
