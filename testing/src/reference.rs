@@ -4,7 +4,7 @@
 use half::bf16;
 use warpweft_format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
-    dequantize_run, partial_cast, quantize, quantize_run, transpose,
+    dequantize_mxfp8, partial_cast, quantize, quantize_mxfp8, transpose,
 };
 use warpweft_plan::model::{Group, Levels, Mesh};
 use warpweft_plan::op::WireType;
@@ -175,8 +175,8 @@ pub fn travel(values: &mut [f32], wire: WireType) {
         WireType::Bf16 => values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32()),
         WireType::Mxfp8 => {
             let (mut codes, mut scales) = (vec![0; values.len()], vec![0; values.len() / WireType::BLOCK]);
-            quantize_run(values, &mut codes, &mut scales);
-            dequantize_run(&codes, &scales, values);
+            quantize_mxfp8(values, &mut codes, &mut scales);
+            dequantize_mxfp8(&codes, &scales, values);
         }
     }
 }

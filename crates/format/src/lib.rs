@@ -30,6 +30,7 @@
 //! shapes and bytes, not ranks, streams or plans. The reduction between amax and scale is left to the caller.
 
 mod amax;
+mod blocks;
 mod cast;
 mod delayed;
 mod dense;
@@ -53,7 +54,6 @@ mod quantized;
 pub mod reference;
 mod remainder;
 mod rules;
-mod run;
 mod shape;
 mod span;
 mod stages;
@@ -63,6 +63,7 @@ mod via;
 mod views;
 mod wire;
 
+pub use blocks::{MXFP8_BLOCK, dequantize_mxfp8, quantize_mxfp8};
 pub use delayed::{
     AmaxChoice, DelayedScaling, DelayedState, delayed_scale, delayed_scale_of_group, record_amax,
 };
@@ -77,7 +78,6 @@ pub use partial::{FlatShard, flat_amax, flat_cast, place_fragment};
 pub use quantize::{Directions, quantize, quantize_shard, tensor_amax};
 pub use quantized::{OwnedPlanes, Quantized};
 pub use remainder::{join_master, split_master};
-pub use run::{RUN_BLOCK, dequantize_run, quantize_run};
 pub use shape::{ElementType, Orientation, PlaneKind, PlaneSpec, Planes, PlanesMut, Shape};
 pub use stages::{dequantize, dequantize_bf16, fused_scale, partial_amax, partial_cast, transpose};
 pub use swizzle::{ScaleLayout, swizzle_scale};

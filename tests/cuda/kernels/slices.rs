@@ -2,7 +2,7 @@
 
 use half::bf16;
 use warpweft_cuda::kernels::SlicesOperand;
-use warpweft_format::{ElementType, dequantize_run, quantize_run};
+use warpweft_format::{ElementType, dequantize_mxfp8, quantize_mxfp8};
 use warpweft_plan::op::{SumTarget, WireType};
 use warpweft_testing::golden_file::assert_bytes;
 
@@ -105,10 +105,10 @@ fn travelling(wire: WireType, values: &[f32]) -> Vec<u8> {
         WireType::F32 => bytes_of(ElementType::F32, values),
         WireType::Bf16 => bytes_of(ElementType::Bf16, values),
         WireType::Mxfp8 => {
-            let mut run = vec![0; wire.bytes(values.len())];
-            let (codes, scales) = run.split_at_mut(values.len());
-            quantize_run(values, codes, scales);
-            run
+            let mut unit = vec![0; wire.bytes(values.len())];
+            let (codes, scales) = unit.split_at_mut(values.len());
+            quantize_mxfp8(values, codes, scales);
+            unit
         }
     }
 }
@@ -120,7 +120,7 @@ fn arrived(wire: WireType, bytes: &[u8], elements: usize) -> Vec<f32> {
         WireType::Bf16 => values_of(ElementType::Bf16, bytes),
         WireType::Mxfp8 => {
             let mut values = vec![0.0; elements];
-            dequantize_run(&bytes[..elements], &bytes[elements..], &mut values);
+            dequantize_mxfp8(&bytes[..elements], &bytes[elements..], &mut values);
             values
         }
     }

@@ -18,7 +18,7 @@ use super::op_error::OpError;
 use super::squares::{self, OfRank};
 use crate::local::{Accumulate, CastVote, GradNorm, NormSource, Round, RowSum, SumGradient, TakenSquares};
 use warpweft_base::id::RankId;
-use warpweft_format::{ElementType, dequantize_run, quantize_run};
+use warpweft_format::{ElementType, dequantize_mxfp8, quantize_mxfp8};
 use warpweft_plan::layout::Region;
 use warpweft_plan::op::{NormRecord, SQUARED_TOGETHER, SumTarget, Vote, WireType};
 
@@ -104,9 +104,9 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
                         add(block, values.iter().map(|value| value.to_f32()), position == 0);
                     }
                     WireType::Mxfp8 => {
-                        let (codes, scales) = run(*slice, elements, (begin, length))?;
+                        let (codes, scales) = blocks(*slice, elements, (begin, length))?;
                         let values = &mut decoded[..length];
-                        dequantize_run(&arena.read::<u8>(codes)?, &arena.read::<u8>(scales)?, values);
+                        dequantize_mxfp8(&arena.read::<u8>(codes)?, &arena.read::<u8>(scales)?, values);
                         add(block, values.iter().copied(), position == 0);
                     }
                 }
@@ -130,8 +130,8 @@ fn store(
     let into = || sum.into.part(wire.bytes(begin), wire.bytes(block.len())).ok_or(OpError::Slice);
     match sum.target {
         SumTarget::Quantized => {
-            let (codes, scales) = run(sum.into, sum.elements, (begin, block.len()))?;
-            quantize_run(block, &mut arena.write::<u8>(codes)?, &mut arena.write::<u8>(scales)?);
+            let (codes, scales) = blocks(sum.into, sum.elements, (begin, block.len()))?;
+            quantize_mxfp8(block, &mut arena.write::<u8>(codes)?, &mut arena.write::<u8>(scales)?);
         }
         SumTarget::Rows => arena.write::<f32>(into()?)?.copy_from_slice(block),
         SumTarget::Rounded => {
@@ -162,8 +162,12 @@ fn add(sums: &mut [f32], values: impl Iterator<Item = f32>, first: bool) {
     }
 }
 
-/// Where codes and scales are of some elements, first and number, of a run of `elements`: whole blocks.
-fn run(whole: Region, elements: usize, (begin, length): (usize, usize)) -> Result<(Region, Region), OpError> {
+/// Where codes and scales are of some elements, first and number, of a unit of `elements`: whole blocks.
+fn blocks(
+    whole: Region,
+    elements: usize,
+    (begin, length): (usize, usize),
+) -> Result<(Region, Region), OpError> {
     let scales = elements + begin / WireType::BLOCK;
     let parts = whole.part(begin, length).zip(whole.part(scales, length / WireType::BLOCK));
     parts.ok_or(OpError::Slice)
@@ -182,24 +186,24 @@ pub(super) fn round(op: &Round, arena: &Arena) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The same to MXFP8: run after run, each its codes and then its scales.
+/// The same to MXFP8: unit after unit, each its codes and then its scales.
 fn quantize(op: &Round, arena: &Arena) -> Result<(), OpError> {
     let mut widened = [0.0_f32; BLOCK];
-    let (bytes, run_bytes) = (op.element.bytes(), op.wire.bytes(op.unit));
+    let (bytes, unit_bytes) = (op.element.bytes(), op.wire.bytes(op.unit));
     for number in 0..op.shape.elements().checked_div(op.unit).unwrap_or(0) {
-        let to = op.to.part(run_bytes * number, run_bytes).ok_or(OpError::Slice)?;
+        let to = op.to.part(unit_bytes * number, unit_bytes).ok_or(OpError::Slice)?;
         for begin in (0..op.unit).step_by(BLOCK) {
             let length = BLOCK.min(op.unit - begin);
             let from = op.from.part((number * op.unit + begin) * bytes, length * bytes);
             let from = from.ok_or(OpError::Slice)?;
-            let (codes, scales) = run(to, op.unit, (begin, length))?;
+            let (codes, scales) = blocks(to, op.unit, (begin, length))?;
             let (mut codes, mut scales) = (arena.write::<u8>(codes)?, arena.write::<u8>(scales)?);
             if op.element == ElementType::Bf16 {
                 let values = arena.read::<bf16>(from)?;
                 widened.iter_mut().zip(values.iter()).for_each(|(wide, value)| *wide = value.to_f32());
-                quantize_run(&widened[..length], &mut codes, &mut scales);
+                quantize_mxfp8(&widened[..length], &mut codes, &mut scales);
             } else {
-                quantize_run(&arena.read::<f32>(from)?, &mut codes, &mut scales);
+                quantize_mxfp8(&arena.read::<f32>(from)?, &mut codes, &mut scales);
             }
         }
     }

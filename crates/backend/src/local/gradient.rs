@@ -128,8 +128,8 @@ impl SumGradient {
 }
 
 impl RowSum {
-    /// One for each slice that the rank sums: they lie in runs, as they were exchanged. In MXFP8, one for each run of
-    /// codes with their scales.
+    /// One for each slice that the rank sums: they lie in runs, as they were exchanged. In MXFP8, one for each of
+    /// their units.
     fn resolve(
         binder: &Binder<'_>,
         wire: WireType,
@@ -185,8 +185,8 @@ impl RowSum {
     }
 }
 
-/// MXFP8 runs in this number of elements of a gradient: each rank's rows, or slice of them, are one, with codes and
-/// scales of its own.
+/// How many units of MXFP8 this number of elements of a gradient is: each rank's rows, or slice of them, are one, its
+/// codes and then its scales.
 fn units(layout: &WeightLayout, elements: usize) -> Result<usize, Refusal> {
     let (unit, name) = (layout.stored_elements(), &layout.name);
     if !layout.shard.shape.cols.is_multiple_of(WireType::BLOCK) {
@@ -214,7 +214,7 @@ pub struct Round {
     pub to: Region,
     /// The shape of the padded weight: a row of the gradient is a row of it.
     pub shape: Shape,
-    /// In MXFP8: elements of one run, that is of codes with their scales behind them. Runs follow each other.
+    /// In MXFP8: elements of one unit, which is codes and then their scales. Units follow each other.
     pub unit: usize,
 }
 

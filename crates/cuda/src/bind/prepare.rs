@@ -204,7 +204,7 @@ impl Preparation<'_> {
         parts.chunk_by(|one, other| kind(one) == kind(other)).filter_map(launch).collect()
     }
 
-    /// A cast to bf16 of values that were not rounded before; to MXFP8, sums of one slice for each run.
+    /// A cast to bf16 of values that were not rounded before; to MXFP8, a sum of one slice for each unit.
     pub(super) fn round(&self, op: &Round) -> Result<KernelLaunch, CudaFailure> {
         if op.wire == WireType::Mxfp8 {
             return self.quantize(op);
@@ -221,15 +221,15 @@ impl Preparation<'_> {
 
     fn quantize(&self, op: &Round) -> Result<KernelLaunch, CudaFailure> {
         let element = if op.element == ElementType::Bf16 { WireType::Bf16 } else { WireType::F32 };
-        let runs = op.shape.elements().checked_div(op.unit).unwrap_or(0);
-        let operand = |run: usize| SlicesOperand {
-            slices: vec![self.at(op.from).plus(run * element.bytes(op.unit))],
-            into: self.at(op.to).plus(run * op.wire.bytes(op.unit)),
+        let units = op.shape.elements().checked_div(op.unit).unwrap_or(0);
+        let operand = |unit: usize| SlicesOperand {
+            slices: vec![self.at(op.from).plus(unit * element.bytes(op.unit))],
+            into: self.at(op.to).plus(unit * op.wire.bytes(op.unit)),
             elements: op.unit,
             target: SumTarget::Quantized,
             squares: None,
         };
-        self.kernels.sum_slices(element, &(0..runs).map(operand).collect::<Vec<_>>(), 1.0)
+        self.kernels.sum_slices(element, &(0..units).map(operand).collect::<Vec<_>>(), 1.0)
     }
 
     /// One launch for the sums that are quantized, and one for the others, where there are such: of weights that travel

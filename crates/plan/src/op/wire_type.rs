@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::policy::ReduceDtype;
-use warpweft_format::{ElementType, RUN_BLOCK};
+use warpweft_format::{ElementType, MXFP8_BLOCK};
 
 /// The type of a gradient, or of the sum of a block of ranks, on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -15,14 +15,14 @@ pub enum WireType {
     F32,
     /// Values rounded to bf16, to nearest even.
     Bf16,
-    /// E4M3 codes with one E8M0 scale for 32 neighbours of a row ([`warpweft_format::quantize_run`]): codes of a rank's
-    /// rows, then their scales, then codes of the next rank's.
+    /// E4M3 codes with one E8M0 scale for 32 neighbours of a row ([`warpweft_format::quantize_mxfp8`]): codes of a
+    /// rank's rows, then their scales, then codes of the next rank's.
     Mxfp8,
 }
 
 impl WireType {
     /// Elements that share a scale in [`WireType::Mxfp8`].
-    pub const BLOCK: usize = RUN_BLOCK;
+    pub const BLOCK: usize = MXFP8_BLOCK;
 
     /// Of the sums of blocks of ranks, for a weight with this number of columns. Where a row is not whole MXFP8 blocks
     /// it is bf16: a block across two rows would be cut differently on another number of ranks.
