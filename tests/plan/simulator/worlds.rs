@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use warpweft_backend::sim::SimWorld;
-use warpweft_backend::{Backend, BackendError};
+use warpweft_backend::{Backend, BackendError, TaskInterval};
+use warpweft_base::id::{LaneId, TaskId};
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::{Decoder, Mesh};
 use warpweft_plan::plan::{Policy, StepPlan};
@@ -12,7 +13,7 @@ use warpweft_session::cluster::preset;
 use warpweft_session::config::{Config, Declared};
 use warpweft_session::session::{SessionError, simulate_program};
 
-use super::programs::{PLAIN, chain, depth, plain, plain_with};
+use super::programs::{PLAIN, chain, depth, plain, plain_with, training};
 
 #[test]
 fn a_collective_waits_for_the_last_of_all_ranks() {
@@ -120,4 +121,72 @@ fn thousands_of_ranks_of_a_deep_decoder_are_simulated_one_by_one() {
     let compute: u64 = program.calls().iter().flat_map(|call| &call.cost).map(|part| part.flops).sum();
     let least = compute as f64 / cluster.gpu.flops_per_s.bf16;
     assert!(simulated.step.as_secs_f64() > least, "no faster than its matrix products");
+}
+
+/// When the tasks of a step run that a host gives to the lanes of a simulated rank in this order.
+fn issued(plan: &StepPlan, cluster: &Cluster, order: &[TaskId]) -> Vec<TaskInterval> {
+    let backend =
+        SimWorld::new(plan.weights.mesh, cluster.clone(), Reduce::Ordered).unwrap().backend().unwrap();
+    let ops = plan.ops();
+    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
+    let mut streams: Vec<_> =
+        plan.lanes.iter().map(|lane| backend.open(&memory, *lane, None).unwrap()).collect();
+    let mut bound = backend.bind(&memory, &plan.binding(backend.rank(), &ops)).unwrap();
+    backend.begin_step(&mut bound).unwrap();
+    for task in order {
+        let planned = &plan.tasks[task.index()];
+        let stream = &mut streams[planned.lane.index()];
+        for wait in &planned.waits {
+            backend.wait(stream, &bound, plan.tasks[wait.index()].signals.unwrap()).unwrap();
+        }
+        backend.enqueue(stream, &bound, *task).unwrap();
+        planned.signals.map_or(Ok(()), |event| backend.record(stream, &bound, event)).unwrap();
+    }
+    streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
+    let mut intervals = Vec::new();
+    backend.intervals(&bound, &mut intervals);
+    intervals
+}
+
+/// The tasks of a plan in an order in which each comes after what it waits for, and those of one lane as soon as they
+/// can.
+fn one_lane_first(plan: &StepPlan, first: LaneId) -> Vec<TaskId> {
+    let mut left: Vec<TaskId> = plan.entries().map(|(task, _)| task).collect();
+    let mut order: Vec<TaskId> = Vec::new();
+    while !left.is_empty() {
+        let can_be_next = |task: &TaskId| {
+            let planned = &plan.tasks[task.index()];
+            let mut before = left.iter().take_while(|other| *other != task);
+            before
+                .all(|other| plan.tasks[other.index()].lane != planned.lane && !planned.waits.contains(other))
+        };
+        let of_first =
+            left.iter().position(|task| plan.tasks[task.index()].lane == first && can_be_next(task));
+        order.push(left.remove(of_first.unwrap_or(0)));
+    }
+    order
+}
+
+/// What lanes take from each other goes by when tasks begin, and not by when the host gave them to their lanes.
+#[test]
+fn a_step_takes_the_same_in_whatever_order_lanes_get_their_tasks() {
+    let cluster = plain_with(
+        "[contention]\ncompute_beside_collective = 1.3\ncollective_beside_compute = 1.2\n\
+         collective_beside_collective = 2\ncompute_beside_quantize = 1.1\nquantize_beside_compute = 1.4\n",
+    );
+    let config = Config { communicators: Some(2), ..depth(2) };
+    let plan = StepPlan::build(&training(4, 800, 1_000_000), &Policy::from(&config), Mesh::new(4).unwrap());
+    let plan = plan.unwrap();
+    let in_order: Vec<TaskId> = plan.entries().map(|(task, _)| task).collect();
+    let expected = issued(&plan, &cluster, &in_order);
+    let mut others = 0;
+    for lane in &plan.lanes {
+        let order = one_lane_first(&plan, lane.id);
+        others += usize::from(order != in_order);
+        assert_eq!(issued(&plan, &cluster, &order), expected, "{:?} first", lane.kind);
+    }
+    assert!(others > 2, "{others} other orders");
+    let length = |interval: &TaskInterval| interval.end - interval.joined;
+    let alone = issued(&plan, &plain(), &in_order);
+    assert!(expected.iter().zip(&alone).any(|(one, other)| length(one) > length(other)), "lanes contend");
 }
