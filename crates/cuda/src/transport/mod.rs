@@ -12,9 +12,8 @@
 //! - To its transport, the ranks that a collective brings together are a world: they are numbered in their
 //!   team ([`crate::world::team`]). This file speaks of ranks of the world only where words, or members of a
 //!   communicator, are named.
-//! - A transport says in which *stages* a collective goes, as data; this file turns stages into commands and
-//!   knows no transport. All ranks have the same stages, so what a stage says of this rank and its peers fits
-//!   together (`simulated`).
+//! - A transport says in which *stages* a collective goes, as data ([`stage`]); this file turns stages into commands and
+//!   knows no transport.
 //! - A gather of planes brings the peers' parts. Whether the rank's own part is written too is up to the
 //!   transport, and nothing relies on it. Among neighbours it launches no kernel, unless it is small by
 //!   [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
@@ -44,59 +43,30 @@ pub(crate) mod receive_buffers;
 pub(crate) mod signal;
 #[cfg(test)]
 mod simulated;
+mod stage;
 pub(crate) mod strided_copy;
 pub(crate) mod unique_id;
 mod view;
 
 use std::sync::Arc;
 
-use self::communicator::Transfer;
 use self::lane_communicators::LaneCommunicators;
 use self::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
+use self::stage::{Carrier, Stage};
 use self::strided_copy::StridedCopy;
 use crate::bind::command::Command;
-use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
-use crate::kernels::{CombineOperand, CopyOperand, GivenOperand, Kernels, Mark, Partner, SlotShape};
+use crate::kernels::{CopyOperand, GivenOperand, Kernels, Mark, Partner, SlotShape};
 use crate::options::Transport;
 use crate::world::HostMeeting;
 use crate::world::team::Team;
-use warpweft_backend::local::{Collective, Combination, Filled, Move, PlanePiece, Pull, Scatter, Slices};
+use warpweft_backend::local::{Collective, Filled, Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::model::Group;
 use warpweft_plan::policy::Reduce;
 
 pub(super) use view::View;
-
-/// A part of a collective on one rank. A stage that sends or writes to others is answered by the same stage there.
-#[derive(Debug)]
-enum Stage {
-    /// Bytes to another place of this rank's memory.
-    Place(Vec<CopyOperand>),
-    /// Bytes into the memory of neighbours.
-    Push(Carrier, Vec<CopyOperand>),
-    /// One group of NCCL.
-    Exchange(Vec<Transfer>),
-    /// All ranks' values combined into one, in f32 and rank order.
-    Combine(Combination, Vec<CombineOperand>),
-    /// The filled rows of slots, and their counts, to neighbours and to this rank itself: one launch, since nothing but
-    /// a kernel reads counts.
-    Dispatch(SlotShape, Vec<GivenOperand>),
-    /// Lowers counts to the capacity: those that other ranks sent without a check.
-    Lower { counts: DeviceAddress, slots: usize, capacity: usize },
-    /// Spoils what lies after the filled rows of this rank's slots from the first on, where the checking layer is on.
-    Spoil { first: DeviceAddress, counts: DeviceAddress, shape: SlotShape },
-}
-
-/// What carries bytes into the memory of neighbours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Carrier {
-    /// One command for operands at even distances, no multiprocessor: for few, large operands.
-    Engines,
-    /// One launch for all, meetings included: for many, small operands.
-    Kernel,
-}
 
 /// A part of a collective, as commands or before it becomes commands.
 enum Part {
