@@ -33,7 +33,7 @@ fn policy(depth: u32) -> Policy {
         backward: Backward::Regather,
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
-        reduce_delay: 2,
+        reduce_delay: 3,
         derive_ahead: false,
         reduce_dtype: ReduceDtype::default(),
         reduce: Reduce::default(),

@@ -41,7 +41,7 @@ fn bytes(program: &StepProgram, ranks: u32, config: &Config) -> Option<(usize, u
     Some((plan.bounds.transient_bytes, plan.bounds.live_bytes))
 }
 
-/// Without a budget, holds keep tasks from waiting for memory and may cost a tenth. A budget of 5 % over the
+/// Without a budget, holds keep tasks from waiting for memory and may cost an eighth. A budget of 5 % over the
 /// live bytes cuts them back, and is refused only where no order that is tried mends what is left: some slots
 /// have no layout close to their fullest moment.
 #[test]
@@ -72,7 +72,7 @@ fn an_arena_is_close_to_its_live_bytes_and_closer_where_a_budget_asks() {
                     config.prefetch
                 );
                 let over = arena as f64 / live as f64;
-                assert!(over <= 1.1, "{case}: the arena is {over} times the live bytes");
+                assert!(over <= 1.125, "{case}: the arena is {over} times the live bytes");
                 (plans, worst) = (plans + 1, worst.max(over));
                 let budget = live + live / 20;
                 config.memory.budget = Some(ByteSize::new(budget as u64));

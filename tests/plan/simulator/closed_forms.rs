@@ -190,7 +190,7 @@ fn contention_is_charged_for_the_time_both_lanes_run() {
 fn chunks_of_a_long_gather_let_a_reduction_in_between() {
     let begin_of_reduction = |chunk: Option<u64>| {
         let mut config = depth(5);
-        config.communicators = Some(1);
+        (config.communicators, config.reduce_delay) = (Some(1), 2);
         config.prefetch.chunk = chunk.map(warpweft_plan::policy::ByteSize::new);
         let simulated = simulate_program(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
         slice(&simulated, "exchange gradient").0

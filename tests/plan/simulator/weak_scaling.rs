@@ -26,12 +26,12 @@ enum Layout {
 
 /// What example 09 prints and `docs/simulating.md` shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 6] = [
-    (Layout::PairsShareState, 1.0, [100.0, 101.9, 102.0, 97.0, 90.2, 86.8]),
-    (Layout::PairsShareState, 0.5, [100.0, 100.9, 100.2, 100.2, 100.1, 100.0]),
-    (Layout::Pairs, 1.0, [100.0, 84.6, 71.0, 64.9, 60.9, 58.6]),
-    (Layout::Pairs, 0.5, [100.0, 99.1, 98.4, 97.8, 94.2, 91.0]),
-    (Layout::Sharded, 1.0, [100.0, 101.6, 96.2, 90.8, 84.8, 80.0]),
-    (Layout::Sharded, 0.5, [100.0, 100.9, 101.0, 101.0, 100.8, 100.5]),
+    (Layout::PairsShareState, 1.0, [100.0, 98.8, 100.1, 94.0, 89.1, 85.7]),
+    (Layout::PairsShareState, 0.5, [100.0, 99.3, 99.6, 99.5, 99.4, 99.2]),
+    (Layout::Pairs, 1.0, [100.0, 83.9, 70.3, 64.3, 60.4, 58.1]),
+    (Layout::Pairs, 0.5, [100.0, 98.4, 97.7, 97.0, 94.5, 91.6]),
+    (Layout::Sharded, 1.0, [100.0, 100.4, 98.7, 92.9, 85.7, 80.2]),
+    (Layout::Sharded, 0.5, [100.0, 100.4, 100.6, 100.5, 100.2, 100.0]),
 ];
 
 /// Points by which a simulated efficiency may move before somebody has to look at it.

@@ -26,7 +26,7 @@ impl Plans {
     fn new(trainer: &Trainer, programs: &[&StepProgram], ranks: u32) -> Self {
         let weights = Weights::new(trainer.model.weights(), Mesh::new(ranks).unwrap());
         let resident = ResidentLayout::new(&weights, programs).unwrap();
-        let policy = Policy::from(&Config::default());
+        let policy = Policy::from(&Config { reduce_delay: 2, ..Config::default() });
         let prologue = Arc::new(StepPlan::prologue(&weights, &resident, &policy).unwrap());
         Self { prologue, resident, weights, policy }
     }

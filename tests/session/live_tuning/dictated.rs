@@ -73,7 +73,9 @@ pub(crate) fn dictated(inner: CpuBackend, machine: Machine, watch: &Watch) -> Wr
 
 /// A configuration that tunes, from a depth on.
 pub(crate) fn config(depth: u32, budget: Option<usize>) -> Config {
-    let mut config = Config { capture: Capture::Step, deadline_s: 60.0, ..Config::default() };
+    // Two calls later gradients leave the most of the arena to depth.
+    let mut config =
+        Config { capture: Capture::Step, deadline_s: 60.0, reduce_delay: 2, ..Config::default() };
     config.prefetch.depth = Some(depth);
     config.optimizer.lr = 3e-3;
     config.tune.steps = Tune::MOST_STEPS;

@@ -97,7 +97,7 @@ fn a_reduction_after_the_last_call_of_a_segment_goes_to_the_next_one() {
     let shaped = Shaped { layers: 6, weights: 6, recomputes: true, micro_batches: 1, ..Shaped::default() };
     let program = Trainer::with_dynamic(&["f0 again"], shaped, Format::Bf16, &Config::default()).train;
     // Of an exchange every one has a call: it stands one call before its sum.
-    let summing = Config { reduce: Reduce::Nccl, ..Config::default() };
+    let summing = Config { reduce: Reduce::Nccl, reduce_delay: 2, ..Config::default() };
     let plan = plan_program(&program, &summing, 2).unwrap();
     let pieces = plan.pieces();
     let dynamic = (0..plan.tasks.len()).find(|task| is_dynamic(&plan, *task)).unwrap();

@@ -52,9 +52,9 @@ enum What {
 ///               their order, are the same
 ///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By
 ///               weights depth3 has at most one block in flight, depth7 at most two; by blocks depth1
-///               has at most two. Gradients are reduced as many calls later, but no fewer than three
-///               and than the configuration's reduce_delay, unless --reduce-delay says how many; auto
-///               finds the number itself, whatever either says
+///               has at most two. Gradients are reduced as many calls later, but no fewer than the
+///               configuration's reduce_delay, unless --reduce-delay says how many; auto finds the number
+///               itself, whatever either says
 ///   mode        eager issues every task in every step, graph replays a capture
 ///   transport   peer pushes by copy engines, nccl uses NCCL
 ///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the

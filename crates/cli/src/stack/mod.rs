@@ -15,9 +15,8 @@
 //! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input
 //!   and the order of products are those of the resident stack. What differs is where weights come from, how
 //!   many of them a call takes and a gather brings (the *unit*: a weight, or a block), and what they are
-//!   rounded to. With gathers N units ahead, gradients are reduced as many calls later, no fewer than three
-//!   and than the configuration's `reduce_delay`, unless a number is given; `auto` finds the number itself,
-//!   whatever is given.
+//!   rounded to. With gathers N units ahead, gradients are reduced as many calls later, no fewer than the
+//!   configuration's `reduce_delay`, unless a number is given; `auto` finds the number itself, whatever is given.
 //! - **SK-2** a step is timed with the devices idle before it and after it; times are medians. Where a trace
 //!   is requested, a session of its own is traced, of one ending.
 //! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that
@@ -102,7 +101,7 @@ pub struct StackOptions {
     /// In what gradients travel; where that is f32, those written in bf16 travel as they lie.
     pub reduce_dtype: ReduceDtype,
     /// How many calls after its own a gradient is reduced, 1 to 16. `None`: as many as gathers are ahead,
-    /// at least as many as the configuration says, and three at least. `auto` finds the number itself.
+    /// at least as many as the configuration says. `auto` finds the number itself.
     pub reduce_delay: Option<u32>,
     /// The configuration the variants change.
     pub config: Option<PathBuf>,

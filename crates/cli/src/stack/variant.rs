@@ -143,21 +143,17 @@ impl fmt::Display for Variant {
     }
 }
 
-/// The fewest calls that reductions come later where a depth is given.
-const LEAST_DELAY: u32 = 3;
-
 impl Variant {
     pub(super) fn name(&self, ending: Ending) -> String {
         format!("{self}/{}", ending.name())
     }
 
     /// Unless asked otherwise, reductions may come as many calls later as gathers come ahead: a stack this deep into
-    /// the future has the memory. With three an exchange begins with the call after its own. They are at
-    /// least as late as the configuration says.
+    /// the future has the memory. They are at least as late as the configuration says.
     fn reduce_delay(&self, base: &Config, options: &StackOptions) -> u32 {
         match (options.reduce_delay, self.ahead) {
             (Some(reduce_delay), _) => reduce_delay,
-            (None, Ahead::Depth(depth)) => depth.max(base.reduce_delay).max(LEAST_DELAY),
+            (None, Ahead::Depth(depth)) => depth.max(base.reduce_delay),
             (None, Ahead::Auto) => base.reduce_delay,
         }
     }
@@ -322,7 +318,7 @@ mod tests {
             let config = |of: &Selected| of.variant.config(&base, options).reduce_delay;
             select(&eager).iter().map(config).collect()
         };
-        assert_eq!(reduce_delay(2, &options()), [3, 7, 2]);
+        assert_eq!(reduce_delay(2, &options()), [2, 7, 2]);
         assert_eq!(reduce_delay(5, &options()), [5, 7, 5], "the configuration's is a floor");
         assert_eq!(reduce_delay(5, &StackOptions { reduce_delay: Some(2), ..options() }), [2, 2, 2]);
     }

@@ -12,7 +12,8 @@
 //! - To its transport, the ranks that a collective brings together are a world: they are numbered in their
 //!   team ([`crate::world::team`]). This file speaks of ranks of the world only where words, or members of a
 //!   communicator, are named.
-//! - A transport says in which *stages* a collective goes, as data ([`stage`]); this file turns stages into commands and
+//! - A transport says in which *stages* a collective goes, as data ([`stage`]); this file turns stages into
+//! commands and
 //!   knows no transport.
 //! - A gather of planes brings the peers' parts. Whether the rank's own part is written too is up to the
 //!   transport, and nothing relies on it. Among neighbours it launches no kernel, unless it is small by

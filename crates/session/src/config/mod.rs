@@ -130,9 +130,10 @@ pub struct Config {
     pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
-    /// How many calls after its own a gradient is reduced ([`Config::REDUCE_DELAY`]). On GPUs a sum waits for a
-    /// multiprocessor, and the next gradient may take its bytes only then: more evens that out, and costs a
-    /// gradient of memory for each call. `prefetch.policy = "auto"` finds a number itself.
+    /// How many calls after its own a gradient is reduced ([`Config::REDUCE_DELAY`]). From three on exchanges begin
+    /// before the next call; two take the memory of one gradient less. On GPUs a sum waits for a multiprocessor, and
+    /// the next gradient may take its bytes only then: more evens that out, and costs a gradient of memory for each
+    /// call. `prefetch.policy = "auto"` finds a number itself.
     pub reduce_delay: u32,
     /// In what gradients travel to be reduced.
     pub reduce_dtype: ReduceDtype,
@@ -189,7 +190,7 @@ impl Default for Config {
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
             reduce_every: ReduceEvery::default(),
-            reduce_delay: 2,
+            reduce_delay: 3,
             reduce_dtype: ReduceDtype::default(),
             columnwise: Columnwise::default(),
             derive_ahead: false,

@@ -30,6 +30,9 @@ const DEPTHS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
 /// Depths that are tried with every place of reductions.
 const SHALLOW: [usize; 3] = [1, 2, 3];
 
+/// Parts of a budget that gathered planes in flight may take, tried likewise: one in so many.
+const PARTS_OF_BUDGET: [usize; 4] = [2, 4, 8, 16];
+
 /// Stages whose gathers are requested together, so that reductions have the link to themselves in between.
 const BURSTS: [usize; 2] = [2, 4];
 
@@ -118,6 +121,10 @@ pub(in super::super) fn search(
     for reductions in DELAYS.into_iter().flat_map(Reductions::all) {
         for depth in SHALLOW {
             let issues = depth::issues(demands, depth);
+            found.attempt(Timetable { issues, kept: none.clone(), reductions })?;
+        }
+        let limits = PARTS_OF_BUDGET.into_iter().filter_map(|part| Some(budget? / part));
+        for issues in limits.filter_map(|limit| bytes::issues(demands, limit).ok()) {
             found.attempt(Timetable { issues, kept: none.clone(), reductions })?;
         }
     }
