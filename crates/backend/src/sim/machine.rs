@@ -1,9 +1,9 @@
 //! The clocks of a simulated world.
 //!
-//! Law: what lanes get is kept ([`Pending`]) until the host waits, and runs then in the order in which tasks begin,
-//! whatever the order in which lanes got it. A clock only moves forward. Everything is
-//! in nanoseconds since the world was made. The formulas are those of the module above. A clock that reaches
-//! [`END`] is an error and not a time: it would stand still there.
+//! Law: what lanes get is kept ([`Pending`]) until the host waits for a lane, launches a capture, or begins a step
+//! or another plan, and runs then in the order in which tasks begin, whatever the order in which lanes got it. A
+//! clock only moves forward. Everything is in nanoseconds since the world was made. The formulas are those of the
+//! module above. A clock that reaches [`END`] is an error and not a time: it would stand still there.
 
 use std::sync::Arc;
 
@@ -119,7 +119,7 @@ impl Machine {
     /// What is wrong with it, or as [`Machine::settle`], of another plan.
     pub(super) fn submit(&mut self, action: Action, bound: &Arc<SimBound>) -> Result<(), Problem> {
         let lane = action.lane();
-        if self.pending.plan().is_some_and(|plan| !Arc::ptr_eq(&plan, bound)) {
+        if self.pending.plan().is_some_and(|plan| !Arc::ptr_eq(plan, bound)) {
             self.settle()?;
         }
         if self.lanes.get(lane.index()).is_none() {
@@ -191,7 +191,7 @@ impl Machine {
     pub(super) fn settle(&mut self) -> Result<(), Problem> {
         const NO_TIME: &str = "virtual time has come to its end, 30 years; the speeds of the cluster are per second: \
                                see that none lacks its power of ten, or simulate fewer steps";
-        let Some(plan) = self.pending.plan() else { return Ok(()) };
+        let Some(plan) = self.pending.plan().cloned() else { return Ok(()) };
         let mut progress = lock(&plan.progress);
         while let Some((task, issued)) = self.pending.next(&mut self.lanes, self.host[0], &mut progress) {
             let priced = &plan.tasks[task.index()];
@@ -201,7 +201,7 @@ impl Machine {
                 return Err((priced.lane, NO_TIME));
             }
         }
-        Ok(())
+        self.pending.clear().map_or(Ok(()), |left| Err((left.lane(), "the lane waits for what never comes")))
     }
 
     /// Runs a task that the host had issued after so long.

@@ -1,9 +1,9 @@
 //! The simulator: a backend in virtual time.
 //!
 //! Laws:
-//! - **EX-1** It is driven like any backend: by the same plan, actors and messages. It learns of a task when
-//!   the task is enqueued, and of an order when an event is recorded or waited for; it reads no fence of the
-//!   plan.
+//! - **EX-1** It is driven like any backend: by the same plan, actors and messages. It learns of a task when the
+//!   task is enqueued, which runs once the host waits (`pending`), and of an order when an event is recorded or
+//!   waited for; it reads no fence of the plan.
 //! - A lane has a clock. A task begins when the host has issued it, its lane is free and the events its lane
 //!   waited for are past. It ends after its cost ([`warpweft_plan::cluster`]): a call after what its
 //!   [`warpweft_plan::model::CostHint`] says, any other op after the bytes it touches at the speed of device memory,
@@ -12,7 +12,7 @@
 //!   download gives zeros.
 //! - **Symmetry.** One rank is driven. Every rank issues the same tasks in the same order (PL-1) and they
 //!   cost the same, so ranks differ by their delays alone ([`warpweft_plan::cluster::Jitter`]). Each lane therefore
-//!   has one clock per rank, all of which move when a task is enqueued:
+//!   has one clock per rank, all of which move when a task runs:
 //!
 //!   `begin[r] = max(host[r], lane[r])`; `end[r] = begin[r] + d · slow[r] · (1 + mean · E[r])` for a local
 //!   task of cost d, `end[r] = max over q of begin[q] + d` for a collective, q being the ranks of its group
@@ -23,7 +23,8 @@
 //!   task, for exponential delays.
 //! - What a lane takes from another ([`warpweft_plan::cluster::Contention`]) is charged for the time in which both
 //!   run on rank 0, to the one that begins later: the end of what began before is not changed. So a step takes the
-//!   same whatever the order in which actors issue, and what its plan's forecast says.
+//!   same whatever the order in which actors issue, and what its plan's forecast says, but for what waits for the
+//!   host.
 //!
 //! Host work other than launches, and other ranks than rank 0 in [`Backend::intervals`], are deliberately
 //! absent.

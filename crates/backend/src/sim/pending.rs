@@ -59,20 +59,23 @@ impl Progress {
 
     /// Does what is no task, if it can be done: a wait holds the lane up until its event is recorded.
     fn pass(&mut self, action: Action, lane: &mut [u64]) -> bool {
-        let (Action::Record { event, .. } | Action::Wait { event, .. }) = action else { return false };
-        let begin = event.index() * self.clocks;
-        let times = &mut self.times[begin..begin + self.clocks];
+        let clocks = |event: EventId| event.index() * self.clocks..(event.index() + 1) * self.clocks;
         match action {
-            Action::Wait { .. } if !self.recorded[event.index()] => return false,
-            Action::Wait { .. } => {
-                lane.iter_mut().zip(times).for_each(|(free, time)| *free = (*free).max(*time))
-            }
-            _ => {
-                times.copy_from_slice(lane);
+            Action::Run { .. } => false,
+            Action::Record { event, .. } => {
+                self.times[clocks(event)].copy_from_slice(lane);
                 self.recorded[event.index()] = true;
+                true
+            }
+            Action::Wait { event, .. } => {
+                let is_recorded = self.recorded[event.index()];
+                if is_recorded {
+                    let times = &self.times[clocks(event)];
+                    lane.iter_mut().zip(times).for_each(|(free, time)| *free = (*free).max(*time));
+                }
+                is_recorded
             }
         }
-        true
     }
 }
 
@@ -84,8 +87,8 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    pub(super) fn plan(&self) -> Option<Arc<SimBound>> {
-        self.plan.clone()
+    pub(super) const fn plan(&self) -> Option<&Arc<SimBound>> {
+        self.plan.as_ref()
     }
 
     /// Adds what its lane does next.
@@ -105,7 +108,11 @@ impl Pending {
                 priced.ok_or("the task is not of this plan and lane")?;
             }
             Action::Record { event, .. } => {
-                *lock(&plan.progress).told.get_mut(event.index()).ok_or(NO_EVENT)? = true;
+                let mut progress = lock(&plan.progress);
+                let told = progress.told.get_mut(event.index()).ok_or(NO_EVENT)?;
+                if std::mem::replace(told, true) {
+                    return Err("the event was recorded before in this step");
+                }
             }
             Action::Wait { event, .. } => {
                 let told = lock(&plan.progress).told.get(event.index()).copied();
@@ -123,7 +130,7 @@ impl Pending {
 
     /// Does everything that stands before the next task of each lane, and takes the task of those that begins first
     /// on rank 0, whose host last waited at `host`: which, and how long the host had issued by then. Of two that
-    /// begin at one time it is the first in issue order. Nothing is left once there is none.
+    /// begin at one time it is the first in issue order. None is left, and nothing else, where there is none.
     pub(super) fn next(
         &mut self,
         clocks: &mut [Vec<u64>],
@@ -146,17 +153,19 @@ impl Pending {
             }
             _ => None,
         });
-        let Some((_, task, lane, issued)) = firsts.min() else {
-            self.clear();
-            return None;
-        };
+        let (_, task, lane, issued) = firsts.min()?;
         self.lanes[lane.index()].pop_front();
         Some((task, issued))
     }
 
-    /// Forgets all of it.
-    pub(super) fn clear(&mut self) {
+    /// Forgets all of it. What was left to be done, if anything was.
+    pub(super) fn clear(&mut self) -> Option<Action> {
         self.plan = None;
-        self.lanes.iter_mut().for_each(VecDeque::clear);
+        let mut left = None;
+        for queue in &mut self.lanes {
+            left = left.or(queue.front().map(|(action, _)| *action));
+            queue.clear();
+        }
+        left
     }
 }

@@ -61,7 +61,7 @@ impl SimWorld {
         Ok(SimBackend { shared: Arc::clone(&self.shared) })
     }
 
-    /// Virtual time since the world was made, on the rank that is furthest ahead.
+    /// Virtual time since the world was made, as far as the host has waited, on the rank that is furthest ahead.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(lock(&self.shared.machine).latest())

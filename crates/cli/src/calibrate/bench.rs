@@ -280,7 +280,7 @@ impl<'a, 'w> Bench<'a, 'w> {
         ])
     }
 
-    /// Weights gathered ahead, and what their tasks take by themselves.
+    /// Lanes beside each other, on one rank alone kernels beside calls, and what their tasks take by themselves.
     fn beside(
         &mut self,
         what: &str,

@@ -285,8 +285,9 @@ pub(super) fn launches(calls: usize, format: Format, captured: bool) -> Result<E
     Ok(Experiment { captured, ..draft.experiment(Ending::Forward)? })
 }
 
-/// Backward of several weights, whose planes are transposed ahead: the first one after the other, so that one begins
-/// while a call runs.
+/// Backward of several weights, whose planes are transposed ahead. Of tasks that begin together the simulator
+/// charges one, the call. The transpositions of the first calls follow each other, so some begin while a call runs,
+/// and are what is charged.
 pub(super) fn transposed(
     weights: usize,
     shape: Shape,

@@ -13,8 +13,7 @@
 //!   team ([`crate::world::team`]). This file speaks of ranks of the world only where words, or members of a
 //!   communicator, are named.
 //! - A transport says in which *stages* a collective goes, as data ([`stage`]); this file turns stages into
-//! commands and
-//!   knows no transport.
+//!   commands and knows no transport.
 //! - A gather of planes brings the peers' parts. Whether the rank's own part is written too is up to the
 //!   transport, and nothing relies on it. Among neighbours it launches no kernel, unless it is small by
 //!   [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are

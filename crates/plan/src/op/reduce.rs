@@ -16,7 +16,6 @@ pub struct ReduceScatter {
     #[serde(skip_serializing_if = "Group::is_shard")]
     pub group: Group,
     /// The type in which the gradients travel: f32 or bf16.
-    #[serde(rename = "element")]
     pub wire: WireType,
     /// What is reduced; at least one.
     pub parts: Vec<ReducePart>,
@@ -31,7 +30,6 @@ pub struct ReduceScatter {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ExchangeGradient {
     /// The type in which the gradients travel.
-    #[serde(rename = "element")]
     pub wire: WireType,
     /// Who exchanges.
     #[serde(skip_serializing_if = "Group::is_shard")]

@@ -15,7 +15,6 @@ use warpweft_base::id::{SlotId, WeightId};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct SumGradient {
     /// The type in which the gradients travelled.
-    #[serde(rename = "element")]
     pub wire: WireType,
     /// Whose slices are summed.
     #[serde(skip_serializing_if = "Group::is_shard")]

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::cluster::{Contention, Prices, Reach, Work};
+use crate::cluster::{Cluster, Contention, Prices, Reach, Work};
 use crate::model::Group;
 use crate::op::{AllGather, Assemble, Dequantize, Op, Transpose};
 use warpweft_base::id::{SlotId, WeightId};
@@ -141,6 +141,12 @@ impl Costs {
     /// Do they, as far as a number tells that was measured and is off by a few percent?
     pub(super) fn nearly_one_link(&self) -> bool {
         self.prices.cluster().contention.collective_beside_collective >= 1.9
+    }
+
+    /// The machine that these are the costs of.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        self.prices.cluster()
     }
 
     /// Nanoseconds of the host for every task, and for the step.

@@ -131,9 +131,9 @@ pub struct Config {
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
     /// How many calls after its own a gradient is reduced ([`Config::REDUCE_DELAY`]). From three on exchanges begin
-    /// before the next call; two take the memory of one gradient less. On GPUs a sum waits for a multiprocessor, and
-    /// the next gradient may take its bytes only then: more evens that out, and costs a gradient of memory for each
-    /// call. `prefetch.policy = "auto"` finds a number itself.
+    /// before the next call; two take the memory of one call's gradients less. On GPUs a sum waits for a
+    /// multiprocessor, and the next gradient may take its bytes only then: more evens that out, and costs a
+    /// gradient of memory for each call. `prefetch.policy = "auto"` finds a number itself.
     pub reduce_delay: u32,
     /// In what gradients travel to be reduced.
     pub reduce_dtype: ReduceDtype,

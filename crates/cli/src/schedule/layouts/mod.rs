@@ -32,8 +32,8 @@ use super::{MeasureError, Measuring, MeshAxis, TuneOptions};
 /// How many layouts are simulated at least, where as many fit.
 const LEAST: usize = 6;
 
-/// How far a forecast may be above the best simulated step for its layout to be simulated as well: forecasts are
-/// nearer to simulated steps than that.
+/// How far a forecast may be above the best simulated step for its layout to be simulated as well: the delays of
+/// a cluster and its host's launches make no more of a difference than that.
 const NEAR: f64 = 1.1;
 
 /// Options of ranking layouts.

@@ -1,9 +1,9 @@
 //! The forecast of a plan: its expected time, and a bound that no schedule could beat.
 //!
-//! Law: a forecast is a function of a finished plan and of costs. **Without delays its times are those of a simulated
-//! step**, to the nanosecond unless tasks wait for the host, which issues in T here and as actors do there. Its
-//! bound of the step holds for every schedule of the plan's tasks; that of exposed communication does where
-//! nothing contends.
+//! Law: a forecast is a function of a finished plan and of costs. **Without delays its times are those of a
+//! simulated step**, to the nanosecond but for dynamic calls, at which the simulator's lanes meet, and for tasks
+//! that wait for the host, which issues in T here and as actors do there. Its bound of the step holds for every
+//! schedule of the plan's tasks; that of exposed communication does where nothing contends.
 //!
 //! | file | idea |
 //! |---|---|

@@ -2,7 +2,7 @@
 //!
 //! Law: a task begins when the host has issued it, its lane is free and the tasks it waits for are over; it
 //! takes its price and what other lanes take from it, charged in the order in which tasks begin. That is the machine
-//! of the simulator on one clock, without delays, and to the nanosecond where the host is not what tasks wait for.
+//! of the simulator on one clock, without delays and dynamic calls.
 
 use std::collections::VecDeque;
 

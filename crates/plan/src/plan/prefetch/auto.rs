@@ -118,7 +118,9 @@ pub(in super::super) fn search(
             false => exceeds = count,
         }
     }
-    for reductions in DELAYS.into_iter().flat_map(Reductions::all) {
+    // Where nothing is reduced, they are all alike.
+    let reduces = pace.reductions.iter().any(|time| *time > 0.0);
+    for reductions in DELAYS.into_iter().filter(|_| reduces).flat_map(Reductions::all) {
         for depth in SHALLOW {
             let issues = depth::issues(demands, depth);
             found.attempt(Timetable { issues, kept: none.clone(), reductions })?;

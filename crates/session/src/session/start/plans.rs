@@ -35,6 +35,26 @@ pub(in crate::session) struct Planner {
 }
 
 impl Planner {
+    /// A planner of programs over one model, on a mesh.
+    pub(in crate::session) fn new(
+        programs: &[StepProgram],
+        config: &Config,
+        mesh: Mesh,
+    ) -> Result<Self, SessionError> {
+        let Some(first) = programs.first() else {
+            return Err(SessionError::Start { reason: "add at least one program".into() });
+        };
+        let mut policy = Policy::from(config);
+        let collectives = programs.iter().flat_map(StepProgram::calls).any(|call| call.collective.is_some());
+        if collectives && config.communicators.is_none() {
+            policy.communicators = *Config::COMMUNICATORS.end();
+        }
+        let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
+        let declared: Vec<&StepProgram> = programs.iter().collect();
+        let resident = ResidentLayout::new(&weights, &declared)?;
+        Ok(Self { weights, resident, policy })
+    }
+
     /// A plan of one of the session's programs.
     pub(in crate::session) fn plan(
         &self,
@@ -68,9 +88,6 @@ impl Plans {
         mesh: Mesh,
         costs: Option<&Costs>,
     ) -> Result<Self, SessionError> {
-        let Some(first) = programs.first() else {
-            return Err(SessionError::Start { reason: "add at least one program".into() });
-        };
         let is_twice = |program: &&StepProgram| {
             programs.iter().filter(|other| other.name() == program.name()).count() > 1
         };
@@ -80,21 +97,14 @@ impl Plans {
         }
         programs.iter().try_for_each(|program| check_rules(program, config))?;
         check_capture(programs, config)?;
-        let mut policy = Policy::from(config);
-        let collectives = programs.iter().flat_map(StepProgram::calls).any(|call| call.collective.is_some());
-        if collectives && config.communicators.is_none() {
-            policy.communicators = *Config::COMMUNICATORS.end();
-        }
-        let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
-        let declared: Vec<&StepProgram> = programs.iter().collect();
-        let resident = ResidentLayout::new(&weights, &declared)?;
-        let prologue = StepPlan::prologue(&weights, &resident, &policy).map(Arc::new);
-        let planner = Planner { weights, resident, policy };
-        let plan = |program| planner.plan(program, &policy, costs);
+        let planner = Planner::new(programs, config, mesh)?;
+        let Planner { weights, resident, policy } = &planner;
+        let prologue = StepPlan::prologue(weights, resident, policy).map(Arc::new);
+        let plan = |program| planner.plan(program, policy, costs);
         let accumulating = programs.iter().filter(|program| program.is_accumulating());
         let parts = accumulating.flat_map(|program| Accumulation::PARTS.map(|part| program.part(part)));
-        let sum_plans: Vec<_> = parts.map(|part| planner.plan(&part, &policy, costs)).collect();
-        let programs: Vec<_> = declared.into_iter().map(plan).collect();
+        let sum_plans: Vec<_> = parts.map(|part| planner.plan(&part, policy, costs)).collect();
+        let programs: Vec<_> = programs.iter().map(plan).collect();
         if let Some(error) = refusal(programs.iter().chain(&sum_plans), &prologue) {
             return Err(error.into());
         }

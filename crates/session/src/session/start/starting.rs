@@ -11,7 +11,7 @@ use super::any_backend::{Shared, Startable};
 use super::cancelled::GivenUp;
 use super::checks::{check_mesh, check_outputs, check_reduce, one_world};
 use super::costs;
-use super::faster::faster;
+use super::faster::say_what_is_faster;
 use super::plans::{Plans, host_buffers};
 use crate::checkpoint::{FrozenBase, OptimizerIdentity};
 use crate::config::Config;
@@ -154,18 +154,9 @@ impl Start {
         // After it: a session that did not start has no trace to write over that of the last one.
         session.recorder = recorder;
         if is_first {
-            self.say_what_is_faster(&plans, mesh);
+            say_what_is_faster(self.programs, &plans, self.config, mesh, costs);
         }
         Ok(session)
-    }
-
-    /// Of the first program that trains.
-    fn say_what_is_faster(&self, plans: &Plans, mesh: Mesh) {
-        let mut programs = self.programs.iter().zip(&plans.programs);
-        let Some((program, plan)) = programs.find(|(program, _)| program.updates_weights()) else { return };
-        if let Some(faster) = faster(program, plan, &self.config, mesh) {
-            tracing::warn!("{faster}");
-        }
     }
 
     /// What masters begin with, which only a model whose weights all have planes leaves open.
