@@ -33,7 +33,7 @@ fn policy(depth: u32) -> Policy {
         backward: Backward::Regather,
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
-        reduce_delay: 3,
+        reduce_delay: 2,
         derive_ahead: false,
         reduce_dtype: ReduceDtype::default(),
         reduce: Reduce::default(),
@@ -242,7 +242,7 @@ fn keeping_weights_or_their_columnwise_copies_trades_gathers_for_memory() {
     let (copied, larger) = gathered(&Policy { columnwise: Columnwise::Keep, ..policy(1) });
     assert_eq!((kept, copied), (32, 32));
     assert!(again > 32 && large > small && larger > small, "{again} {small} {large} {larger}");
-    let config = Config::default();
+    let config = Config { reduce_delay: policy(1).reduce_delay, ..Config::default() };
     let saving = |config: &Config| {
         let plan = plan_program(&program, config, 2).unwrap();
         columnwise_saving(&plan, &program, config, None).unwrap()

@@ -72,7 +72,8 @@ fn the_text_of_the_trials_is_a_configuration_that_makes_the_chosen_plan_again() 
         }
         let fastest = tuning.to_configure().unwrap().to_string();
         let (_, plan) = tried.iter().find(|(candidate, _)| *candidate == fastest).unwrap();
-        let again = Config { capture: config(0, None).capture, ..pasted };
+        let Config { capture, reduce_delay, .. } = config(0, None);
+        let again = Config { capture, reduce_delay, ..pasted };
         let again = trainer.start(again, 2).await.unwrap();
         assert_eq!(again.plan("train").unwrap(), plan, "{text}");
     });

@@ -1,8 +1,9 @@
 //! The meshes that are worth planning.
 //!
 //! Law: axes that were given stay as they are; of all others every number comes up that multiplies to the ranks, but
-//! what cannot win. Ranks that exchange activations, for parts of a layer or for experts, are on one node. And no more
-//! ranks share a text than it takes to hold it: each has the same tokens anyway, and attention would exchange more.
+//! what cannot win. Ranks that compute parts of a layer are on one node; those with other experts are on one, or fill
+//! several. And no more ranks share a text than it takes to hold it: each has the same tokens anyway, and attention
+//! would exchange more.
 
 use warpweft_session::config::MeshAxes;
 
@@ -48,7 +49,8 @@ pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
             }
             let (dp_replicate, of_replica) = (Some(replicas), ranks / replicas);
             let spread = |ep: &u32| {
-                of_replica.is_multiple_of(*ep) && of_node.is_multiple_of(*ep) || given.ep.is_some()
+                let is_even = of_node.is_multiple_of(*ep) || ep.is_multiple_of(of_node);
+                of_replica.is_multiple_of(*ep) && is_even || given.ep.is_some()
             };
             for ep in chosen(experts, given.ep).into_iter().filter(spread) {
                 let (dp_shard, ep_shard) = (Some(dp_shard), given.ep_shard);
@@ -102,18 +104,15 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_on_as_many_ranks_of_a_node_as_divide_them_and_a_replica() {
+    fn experts_are_on_as_many_ranks_as_divide_them_and_a_replica_and_lie_evenly_on_nodes() {
         let one = Given { tp: Some(1), dp_shard: Some(2), ..Given::default() };
         let of = |experts, given| -> Vec<u32> {
             meshes(World { experts, ..WORLD }, given).into_iter().map(|axes| axes.ep).collect()
         };
         assert_eq!((of(6, one), of(1, one)), (vec![1, 2], vec![1]));
-        assert_eq!(of(8, Given { dp_shard: Some(16), ..one }), [1, 2, 4]);
-        assert_eq!(
-            of(8, Given { dp_shard: Some(16), ep: Some(8), ..one }),
-            [8],
-            "beyond a node, since it was given"
-        );
+        let sixteen = Given { dp_shard: Some(16), ..one };
+        assert_eq!(of(48, sixteen), [1, 2, 4, 8, 16], "over two nodes and four too");
+        assert_eq!(of(3, Given { ep: Some(3), ..sixteen }), [3], "since it was given");
     }
 
     #[test]
