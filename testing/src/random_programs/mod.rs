@@ -89,10 +89,10 @@ const GROUPS: [Group; 10] = [
     Group::ExpertRows,
 ];
 
-/// So many of the first are those of meshes that only shard and replicate.
+/// How many of [`GROUPS`], its first, a mesh has that only shards and replicates.
 const DATA: usize = 3;
 
-/// So many are those of meshes without experts.
+/// How many a mesh without experts has.
 const DENSE: usize = 6;
 
 /// Those of them that tell ranks of a mesh apart.

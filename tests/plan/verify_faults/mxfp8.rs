@@ -25,7 +25,7 @@ fn training() -> StepPlan {
     planned(&weights, &[2], &Policy { reduce_dtype: ReduceDtype::Mxfp8, ..policy() })
 }
 
-/// Of weights with so many columns, whose gradients one call writes so.
+/// The plan of a step in which one call writes gradients of these weights: name, columns, and the type it writes.
 fn planned(weights: &[(&str, usize, ElementType)], levels: &[u32], policy: &Policy) -> StepPlan {
     let mut model = Model::builder();
     let sharded =

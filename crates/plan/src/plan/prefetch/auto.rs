@@ -9,8 +9,9 @@
 //! after their calls reductions stand and whether exchanges are early, and how many planes are kept for
 //! their next use instead of being gathered again, those first whose next use is nearest. Parts of them are
 //! tried always; within a budget, halving then finds about as many as fit. Without one all of them fit, so
-//! nothing is halved. Last come shallow depths with every place of reductions: where both want one link, what is
-//! best for the one depends on the other, and going from the best of one to the best of the other misses it.
+//! nothing is halved. Last come shallow depths, and within a budget limits in bytes, with every place of reductions:
+//! where both want one link, what is best for the one depends on the other, and going from the best of one to the
+//! best of the other misses it.
 
 use super::{Demand, Pace, Reductions, Timetable, bytes, deadline, depth};
 use crate::plan::PlanError;
@@ -30,8 +31,8 @@ const DEPTHS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
 /// Depths that are tried with every place of reductions.
 const SHALLOW: [usize; 3] = [1, 2, 3];
 
-/// Parts of a budget that gathered planes in flight may take, tried likewise: one in so many.
-const PARTS_OF_BUDGET: [usize; 4] = [2, 4, 8, 16];
+/// Limits on gathered planes in flight that are tried likewise: the budget divided by each of these.
+const BUDGET_DIVISORS: [usize; 4] = [2, 4, 8, 16];
 
 /// Stages whose gathers are requested together, so that reductions have the link to themselves in between.
 const BURSTS: [usize; 2] = [2, 4];
@@ -125,7 +126,7 @@ pub(in super::super) fn search(
             let issues = depth::issues(demands, depth);
             found.attempt(Timetable { issues, kept: none.clone(), reductions })?;
         }
-        let limits = PARTS_OF_BUDGET.into_iter().filter_map(|part| Some(budget? / part));
+        let limits = BUDGET_DIVISORS.into_iter().filter_map(|divisor| Some(budget? / divisor));
         for issues in limits.filter_map(|limit| bytes::issues(demands, limit).ok()) {
             found.attempt(Timetable { issues, kept: none.clone(), reductions })?;
         }
