@@ -59,7 +59,7 @@ fn the_examples_of_the_bench_parse_and_its_help_names_what_units_there_are() {
     assert!(
         help.contains("[possible values: weight, block]")
             && help.contains("depthN gathers N units ahead")
-            && help.contains("but no fewer than the"),
+            && help.contains("configuration's reduce_delay, unless --reduce-delay says how many"),
         "{help}"
     );
 }

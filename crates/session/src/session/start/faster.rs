@@ -158,7 +158,8 @@ mod tests {
     use crate::cluster::Cluster;
     use crate::config::Declared;
     use crate::session::simulate_program;
-    use warpweft_plan::model::{CostHint, Decoder, Phase};
+    use warpweft_format::{Format, Orientation};
+    use warpweft_plan::model::{CostHint, Decoder, Form, Math, Model, Phase};
 
     fn program(tokens: usize) -> StepProgram {
         let sizes = "layers = 4\nhidden = 4096\nffn = 14336\nheads = 32\nkv_heads = 8\nvocabulary = 128256";
@@ -166,6 +167,24 @@ mod tests {
             format!("name = \"8b\"\n{sizes}\ntokens = {tokens}\nmath = \"fp8\"\nformat = \"nvfp4_2d\"\n");
         let decoder = Decoder::from_toml(&text, "8b.toml").unwrap();
         decoder.program(&decoder.model().unwrap()).unwrap()
+    }
+
+    /// Forward and backward of eight weights, all calls dynamic or none, each with this cost or none.
+    fn calls(cost: Option<CostHint>, dynamic: bool) -> StepProgram {
+        let mut model = Model::builder();
+        let weight = |number| model.sharded(&format!("w{number}"), 4096, 4096, Format::Bf16).unwrap();
+        let weights: Vec<_> = (0..8).map(weight).collect();
+        let mut draft = StepProgram::builder("train", &model.build());
+        for (phase, name) in [(Phase::Forward, "there"), (Phase::Backward, "back")] {
+            for (number, weight) in weights.iter().enumerate() {
+                let mut call = draft.call(&format!("{name} {number}"), phase);
+                call = call.uses(*weight, Orientation::Rowwise, Form::Dense);
+                call = if phase == Phase::Backward { call.gradient(*weight) } else { call };
+                call = if dynamic { call.dynamic() } else { call };
+                cost.into_iter().fold(call, |call, cost| call.cost(cost)).add().unwrap();
+            }
+        }
+        draft.build_training().unwrap()
     }
 
     fn cluster() -> Cluster {
@@ -226,15 +245,12 @@ mod tests {
         let mut trying = config.clone();
         trying.tune.steps = 6;
         assert!(faster(&known, &trying, 512).is_none(), "trials choose");
-        for (hint, dynamic) in [(None, false), (Some(CostHint::pass(1)), true)] {
-            let mut draft = StepProgram::builder("train", known.model());
-            for (weight, spec) in known.model().entries() {
-                let call = draft.call(&format!("back {}", spec.name), Phase::Backward).gradient(weight);
-                let call = if dynamic { call.dynamic() } else { call };
-                hint.into_iter().fold(call, |call, hint| call.cost(hint)).add().unwrap();
-            }
-            let unknown = draft.build_training().unwrap();
-            assert!(faster(&unknown, &config, 512).is_none(), "{hint:?}, {dynamic}");
+        let on_demand = Config { prefetch: Prefetch::depth(0), ..config };
+        let product = Some(CostHint::product(4096, 4096, 4096, Math::Fp8));
+        for (hint, dynamic, is_said) in [(product, false, true), (product, true, false), (None, false, false)]
+        {
+            let program = calls(hint, dynamic);
+            assert_eq!(faster(&program, &on_demand, 512).is_some(), is_said, "{hint:?}, {dynamic}");
         }
     }
 }
