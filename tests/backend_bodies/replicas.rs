@@ -215,7 +215,8 @@ fn a_shard_is_published_of_the_slices_that_replicas_have() {
         let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
         let given = if layout.is_in_slices() {
             let parts = vec![GatherPart { weight: W, orientation: ROWWISE, from: own, to: shard }];
-            plan.op(LINK, Op::AllGather(AllGather { group: Group::Replicate, parts: parts.clone() }));
+            let group = layout.shard.slicers(mesh);
+            plan.op(LINK, Op::AllGather(AllGather { group, parts: parts.clone() }));
             plan.fence(LINK, QUANTIZE);
             plan.op(QUANTIZE, Op::Assemble(Assemble { parts }));
             plan.fence(QUANTIZE, LINK);
@@ -233,8 +234,12 @@ fn a_shard_is_published_of_the_slices_that_replicas_have() {
             rank.step().unwrap();
             rank.get::<u8>(to)
         });
-        let expected: Vec<u8> = layout.shard.owners_of(0).flat_map(slice).collect();
         for (rank, found) in gathered.iter().enumerate() {
+            // Of the rank's own optimizer instance.
+            let of_instance = mesh.ranks() / mesh.instances();
+            let first = rank as u32 / of_instance * of_instance;
+            let owners = layout.shard.owners_of(0).map(|owner| RankId::new(first + owner.number()));
+            let expected: Vec<u8> = owners.flat_map(slice).collect();
             assert_eq!(found[..expected.len()], expected, "{mesh}, {format}, rank {rank}");
         }
     }
@@ -244,7 +249,7 @@ fn every_group_combines_its_own_ranks_and_records_come_from_all() {
     for mesh in meshes() {
         let mut plan = Plan::over(mesh, &[]);
         let (_, own) = plan.buffer("own", 1, Residency::Resident);
-        let groups = [Group::Shard, Group::Replicate, Group::World];
+        let groups = [Group::Shard, Group::Replicate, Group::Instance, Group::Instances, Group::World];
         let kinds = [Reduction::Sum, Reduction::Max];
         let results = groups.map(|group| {
             kinds.map(|reduction| {

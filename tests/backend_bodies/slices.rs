@@ -1,7 +1,8 @@
 //! Gradients that travel together in MXFP8, of weights of which replicas keep slices and of one that each has whole.
 //!
-//! Law: the sum over a replica's ranks leaves the one in MXFP8, to be summed over the replicas, and the other in
-//! f32, to be accumulated once an all-reduce has summed it. On every backend the bits are those of scalar code.
+//! Law: the sum over a replica's ranks leaves the one in MXFP8, to be summed over the replicas of an optimizer
+//! instance, and the other in f32, to be accumulated once an all-reduce has summed it, as what several instances sum
+//! is. On every backend the bits are those of scalar code.
 
 use warpweft_base::id::{CallId, LevelId, RankId, SlotId, WeightId};
 use warpweft_format::{ElementType, Format};
@@ -29,14 +30,14 @@ struct Slots {
     squares: SlotId,
 }
 
-/// The tasks of all weights: one of each kind, over the ranks of a replica and over the replicas.
+/// The tasks of all weights: one of each kind, over the ranks of a replica and over the replicas, and sums over copies.
 #[derive(Default)]
 struct Tasks {
     exchanged: Vec<ReducePart>,
     summed: Vec<SumPart>,
     exchanged_on: Vec<ReducePart>,
     summed_on: Vec<SumPart>,
-    over_replicas: Vec<(SlotId, SlotId)>,
+    over_copies: Vec<(Group, (SlotId, SlotId))>,
     accumulated: Vec<Accumulate>,
 }
 
@@ -50,6 +51,16 @@ fn add(plan: &mut Plan, weight: WeightId, tasks: &mut Tasks) -> Slots {
     let received = (plan.weights.mesh.shards() > 1)
         .then(|| plan.transient("received", Content::ReceivedGradient(weight, call, WIRE)));
     tasks.exchanged.extend(received.map(|to| ReducePart { weight, from: given, to }));
+    let shard = plan.weights.layout(weight).shard;
+    let copies = (plan.weights.mesh.size(shard.copies()) > 1).then(|| {
+        let reduced = plan.transient("reduced", Content::ReducedGradient(weight, call));
+        let from = plan.transient("over all copies", Content::SummedGradient(weight, call));
+        tasks.over_copies.push((shard.copies(), (reduced, from)));
+        let into = main_grad;
+        tasks.accumulated.push(Accumulate { weight, from, into, first: true, squares: Some(squares) });
+        (reduced, SumTarget::Rows, None)
+    });
+    let (rows, last, taken) = copies.unwrap_or((main_grad, SumTarget::First, Some(squares)));
     let (into, target) = if plan.weights.layout(weight).is_in_slices() {
         let levels = [0, 1].map(LevelId::at);
         let partial = plan.transient("partial", Content::PartialGradient(weight, call, levels[0], WIRE));
@@ -59,18 +70,13 @@ fn add(plan: &mut Plan, weight: WeightId, tasks: &mut Tasks) -> Slots {
             weight,
             own: partial,
             received: Some(others),
-            into: main_grad,
-            target: SumTarget::First,
-            squares: Some(squares),
+            into: rows,
+            target: last,
+            squares: taken,
         });
         (partial, SumTarget::Quantized)
     } else {
-        let reduced = plan.transient("reduced", Content::ReducedGradient(weight, call));
-        let from = plan.transient("over the replicas", Content::SummedGradient(weight, call));
-        tasks.over_replicas.push((reduced, from));
-        let into = main_grad;
-        tasks.accumulated.push(Accumulate { weight, from, into, first: true, squares: Some(squares) });
-        (reduced, SumTarget::Rows)
+        (rows, last)
     };
     tasks.summed.push(SumPart { weight, own: given, received, into, target, squares: None });
     Slots { own, main_grad, squares }
@@ -96,10 +102,12 @@ fn reduction(mesh: Mesh) -> (Plan, Vec<Slots>) {
         plan.op(QUANTIZE, Op::SumGradient(SumGradient { wire: WIRE, group, parts: sums }));
     };
     level(Group::Shard, tasks.exchanged, tasks.summed);
-    level(Group::Replicate, tasks.exchanged_on, tasks.summed_on);
+    let slicers = if mesh.instances() > 1 { Group::Instance } else { Group::Replicate };
+    level(slicers, tasks.exchanged_on, tasks.summed_on);
     plan.fence(QUANTIZE, LINK);
-    let (reduction, group) = (Reduction::Sum, Group::Replicate);
-    plan.op(LINK, Op::AllReduce(AllReduce { reduction, group, pairs: tasks.over_replicas }));
+    for (group, pair) in tasks.over_copies {
+        plan.op(LINK, Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs: vec![pair] }));
+    }
     plan.fence(LINK, QUANTIZE);
     for accumulate in tasks.accumulated {
         plan.op(QUANTIZE, Op::Accumulate(accumulate));
@@ -135,7 +143,9 @@ fn expected(mesh: Mesh, layout: &WeightLayout, (turn, number): (usize, usize)) -
         }
         sums
     };
-    let sums = sum((0..mesh.replicas() as usize).map(of_replica).collect());
+    let together = if layout.is_in_slices() { mesh.replicas() / mesh.instances() } else { mesh.replicas() };
+    let replicas: Vec<Vec<f32>> = (0..mesh.replicas() as usize).map(of_replica).collect();
+    let sums = sum(replicas.chunks(together as usize).map(|instance| sum(instance.to_vec())).collect());
     let factor = 1.0 / mesh.ranks() as f32;
     sums.iter().map(|sum| sum * factor).collect()
 }

@@ -23,8 +23,10 @@ pub(crate) fn most_captured_ranks() -> u32 {
 
 /// Meshes of several replicas.
 pub(crate) fn meshes() -> Vec<Mesh> {
-    [(6, 3), (6, 2), (4, 2), (3, 3), (2, 2)]
-        .map(|(ranks, replicas)| Mesh::hybrid(ranks, replicas).unwrap())
+    [(6, 3, 1), (6, 2, 1), (4, 2, 1), (3, 3, 1), (2, 2, 1), (4, 4, 2)]
+        .map(|(ranks, replicas, instances)| {
+            Mesh::hybrid(ranks, replicas).and_then(|mesh| mesh.with_instances(instances)).unwrap()
+        })
         .to_vec()
 }
 

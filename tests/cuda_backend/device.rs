@@ -87,7 +87,11 @@ pub(crate) fn most_captured_ranks() -> u32 {
 
 /// Meshes of several replicas, those of fewest ranks first: a body goes as far as there are GPUs.
 pub(crate) fn meshes() -> Vec<Mesh> {
-    [(2, 2), (3, 3), (4, 2), (4, 4)].map(|(ranks, replicas)| Mesh::hybrid(ranks, replicas).unwrap()).to_vec()
+    [(2, 2, 1), (3, 3, 1), (4, 2, 1), (4, 4, 1), (4, 4, 2)]
+        .map(|(ranks, replicas, instances)| {
+            Mesh::hybrid(ranks, replicas).and_then(|mesh| mesh.with_instances(instances)).unwrap()
+        })
+        .to_vec()
 }
 
 /// Runs `work` on every rank of a world of its own, each on its thread.
@@ -121,6 +125,7 @@ fn start(plan: Plan, gpus: Vec<DeviceOrdinal>, way: Way, work: RankWork) {
             tensor: plan.weights.mesh.tensor(),
             expert: plan.weights.mesh.expert(),
             expert_shards: Some(plan.weights.mesh.expert_shards()),
+            instances: plan.weights.mesh.instances(),
             levels: Some(plan.weights.mesh.levels()),
             kernel_bytes,
             signal_by,

@@ -186,12 +186,51 @@ fn a_checkpoint_goes_from_state_over_replicas_to_any_mesh_and_back() {
     });
 }
 
-/// What a rank keeps of it falls with the replicas.
+/// PL-1: sums of instances are added up, so bits are others than those of one instance; as everywhere else they depend on
+/// nothing but the mesh, and a checkpoint goes from any mesh to any other.
+#[test]
+fn optimizer_instances_train_alike_issued_and_captured_and_their_checkpoint_is_any_meshs() {
+    let in_instances = |replicas, instances, capture| {
+        let mut config = Config { capture, ..config(replicas, &[], OptimizerShard::Replicas) };
+        config.mesh.optimizer_instances = instances;
+        config
+    };
+    for format in [Format::NVFP4_2D, Format::FP8_TENSOR_E4M3] {
+        within_a_minute(async move {
+            let trainer = Trainer::new(2, format);
+            let issued = trained(&trainer, in_instances(4, 2, Capture::Off), 8).await;
+            let replayed = trained(&trainer, in_instances(4, 2, Capture::Step), 8).await;
+            assert_eq!(issued, replayed, "{format}");
+            let (one, saved) = trained(&trainer, in_instances(4, 1, Capture::Off), 8).await;
+            let near = |(one, several): (&u32, &u32)| {
+                let [one, several] = [one, several].map(|loss| f32::from_bits(*loss));
+                (one - several).abs() <= 1e-3 * one.abs()
+            };
+            assert!(one.iter().zip(&issued.0).all(near), "{format}: {one:?} and {:?}", issued.0);
+            for (replicas, instances, ranks) in [(4, 2, 8), (4, 4, 4), (6, 3, 6)] {
+                let config = in_instances(replicas, instances, Capture::Off);
+                let mut session = trainer.start(config, ranks).await.unwrap();
+                for saved in [&issued.1, &saved] {
+                    session.import(saved).await.unwrap();
+                    assert!(
+                        session.export().await.unwrap() == *saved,
+                        "{replicas} replicas of {ranks} ranks"
+                    );
+                    session.compare_replicas().await.unwrap();
+                }
+            }
+        });
+    }
+}
+
+/// What a rank keeps of it falls with the replicas, of one optimizer instance.
 #[test]
 fn masters_moments_and_main_grads_of_a_rank_are_a_share_of_its_part() {
     let trainer = Trainer::new(1, Format::NVFP4_2D);
-    let state = |shard| {
-        let plan = plan_program(&trainer.train, &config(3, &[], shard), 6).unwrap();
+    let state = |shard, instances| {
+        let mut config = config(6, &[], shard);
+        config.mesh.optimizer_instances = instances;
+        let plan = plan_program(&trainer.train, &config, 12).unwrap();
         let kept = |slot: &&Slot| {
             let (Content::Master(weight) | Content::State(weight, _) | Content::MainGrad(weight)) =
                 slot.content
@@ -203,8 +242,9 @@ fn masters_moments_and_main_grads_of_a_rank_are_a_share_of_its_part() {
         let slots = plan.arena.slots.iter().filter(kept);
         slots.map(|slot| slot.region.bytes).sum::<usize>()
     };
-    let (whole, cut) = (state(OptimizerShard::DpShard), state(OptimizerShard::Replicas));
-    assert_eq!((whole, cut), (96 / 2 * 96 * 16, 96 / 6 * 96 * 16));
+    assert_eq!(state(OptimizerShard::DpShard, 1), 96 / 2 * 96 * 16);
+    assert_eq!(state(OptimizerShard::Replicas, 2), 96 / 6 * 96 * 16);
+    assert_eq!(state(OptimizerShard::DpShard, 2), 96 / 2 * 96 * 16);
 }
 
 /// A group of matrices, read forward and backward.

@@ -41,6 +41,8 @@ pub struct CudaOptions {
     pub expert: u32,
     /// Ranks that one expert is sharded over; `None` for what `expert` leaves of a replica.
     pub expert_shards: Option<u32>,
+    /// Blocks of replicas that each keep all optimizer state.
+    pub instances: u32,
     /// In which levels the mesh sums; `None` for those that it has by itself.
     pub levels: Option<Levels>,
     /// Up to this many bytes per neighbour, a collective of [`Transport::Peer`] goes by one kernel instead of
@@ -70,6 +72,7 @@ impl CudaOptions {
             tensor: 1,
             expert: 1,
             expert_shards: None,
+            instances: 1,
             levels: None,
             kernel_bytes: 0,
             signal_by: SignalBy::Auto,

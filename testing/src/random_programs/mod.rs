@@ -31,7 +31,7 @@ use warpweft_plan::model::{Accumulation, Group, Levels, Mesh, StepProgram, Weigh
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{ByteSize, Masters, Moments, OptimizerShard, Reduce};
 use warpweft_session::cluster::preset;
-use warpweft_session::config::Config;
+use warpweft_session::config::{Config, MeshAxes};
 use warpweft_session::session::costs_of;
 
 use calls::{Ending, built, with_use};
@@ -74,6 +74,9 @@ const EXPERT_PARALLEL: u64 = 1 << 51;
 
 /// Tells the draw of who keeps optimizer state from the others.
 const SLICES: u64 = 1 << 47;
+
+/// Tells the draw of optimizer instances from the others.
+const INSTANCES: u64 = 1 << 46;
 
 /// The groups that collectives between calls may be among.
 const GROUPS: [Group; 10] = [
@@ -162,6 +165,11 @@ impl Sample {
         config.mesh.levels = Some(Levels::new(blocks).unwrap());
         config.mesh.dp_replicate =
             Some(if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) });
+        let instances = &mut Draw::new(mix(seed ^ INSTANCES));
+        if of_any_kind && shards < 3 && config.mesh.dp_replicate > Some(1) && instances.one_in(2) {
+            // Else no optimizer instance would have several replicas.
+            config.mesh.dp_replicate = Some(4);
+        }
         if draw.one_in(4) {
             config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
         }
@@ -228,6 +236,11 @@ impl Sample {
         let may_slice = of_any_kind && reduce == Reduce::Ordered && !has_matrices;
         if may_slice && Draw::new(mix(seed ^ SLICES)).one_in(2) {
             config.optimizer.shard = OptimizerShard::Replicas;
+            let in_two = MeshAxes { optimizer_instances: 2, ..config.mesh };
+            let several = config.mesh.dp_replicate == Some(4) && instances.one_in(2);
+            if several && (Config { mesh: in_two, ..config.clone() }).mesh_of(ranks).is_ok() {
+                config.mesh = in_two;
+            }
         }
         let snapshot = of_any_kind && Draw::new(mix(seed ^ SNAPSHOT)).one_in(4);
         let mut sample = Self { program, config, ranks, reduce, part, snapshot };

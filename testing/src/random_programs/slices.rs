@@ -20,6 +20,11 @@ pub(super) fn features() -> Vec<Feature> {
     };
     add("state over the replicas", |_| true);
     add("state over replicas of one rank", |plan| plan.weights.mesh.shards() == 1);
+    add("slices in each of several optimizer instances", |plan| plan.weights.mesh.instances() > 1);
+    add("slices of an expert in each of several optimizer instances", |plan| {
+        let is_it = |layout: &WeightLayout| layout.shard.expert.is_some() && layout.is_in_slices();
+        plan.weights.mesh.instances() > 1 && plan.weights.layouts.iter().any(is_it)
+    });
     add("a published shard", |plan| publishes(plan, Orientation::Rowwise));
     add("a shard published in both orientations", |plan| {
         publishes(plan, Orientation::Rowwise) && publishes(plan, Orientation::Columnwise)

@@ -19,6 +19,12 @@ fn summing(replicas: u32, levels: Option<&[u32]>) -> Config {
     config
 }
 
+/// In so many optimizer instances.
+fn in_instances(instances: u32, mut config: Config) -> Config {
+    config.mesh.optimizer_instances = instances;
+    config
+}
+
 /// With tensor parallelism, which computes the same with all weights on all ranks of a group.
 fn tensor_parallel(tensor: u32, mut config: Config) -> Config {
     config.mesh.tp = tensor;
@@ -50,11 +56,14 @@ fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_save
         (flat(), summing(2, None)),
         (summing(2, None), flat()),
         (summing(2, None), summing(4, None)),
+        (summing(4, None), in_instances(2, summing(4, None))),
     ] {
         let warned = warned(&SHARDED, saved, session);
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert!(
-            warned[0].contains("set mesh.dp_replicate and mesh.levels to those that were saved"),
+            warned[0].contains(
+                "set mesh.dp_replicate, mesh.optimizer_instances and mesh.levels to those that were"
+            ),
             "{warned:?}"
         );
     }

@@ -16,15 +16,28 @@ use super::edit::{
 };
 use super::programs::{accumulating_program, policy};
 
-fn weights(program: &warpweft_plan::model::StepProgram) -> Weights {
+fn weights_on(program: &warpweft_plan::model::StepProgram, mesh: Mesh) -> Weights {
     let state = StateLayout { shard: OptimizerShard::Replicas, ..StateLayout::default() };
-    Weights::new(program.model().weights(), Mesh::hybrid(4, 2).unwrap()).with_state(state)
+    Weights::new(program.model().weights(), mesh).with_state(state)
+}
+
+fn weights(program: &warpweft_plan::model::StepProgram) -> Weights {
+    weights_on(program, Mesh::hybrid(4, 2).unwrap())
 }
 
 /// Two micro-batches on 2 shards × 2 replicas.
 fn training() -> StepPlan {
+    training_on(Mesh::hybrid(4, 2).unwrap())
+}
+
+/// The same on 2 shards × 4 replicas, in two optimizer instances.
+fn in_instances() -> StepPlan {
+    training_on(Mesh::hybrid(8, 4).and_then(|mesh| mesh.with_instances(2)).unwrap())
+}
+
+fn training_on(mesh: Mesh) -> StepPlan {
     let program = accumulating_program(2);
-    let weights = weights(&program);
+    let weights = weights_on(&program, mesh);
     let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
     StepPlan::within(&program, &weights, &resident, &policy()).unwrap()
 }
@@ -71,6 +84,77 @@ fn every_shard_is_published_once_and_every_gradient_summed_over_the_replicas() {
         count(|op| matches!(op, Op::ExchangeGradient(op) if op.group == Group::Shard))
     );
     assert_eq!(count(|op| matches!(op, Op::AllReduce(op) if op.group == Group::Replicate)), 0);
+}
+
+/// Slices are those of the replicas of an instance, and what these sum is summed over the instances.
+#[test]
+fn every_optimizer_instance_publishes_its_slices_and_instances_sum_them() {
+    let plan = in_instances();
+    verify(&plan).unwrap();
+    let over = |wanted: Group| {
+        let is_it = |op: &Op| match op {
+            Op::AllGather(AllGather { group, .. }) | Op::ExchangeGradient(ExchangeGradient { group, .. }) => {
+                *group == wanted
+            }
+            Op::AllReduce(AllReduce { group, .. }) => *group == wanted,
+            _ => false,
+        };
+        plan.tasks.iter().filter(|task| is_it(&task.op)).count()
+    };
+    let sums = plan
+        .tasks
+        .iter()
+        .filter(|task| matches!(&task.op, Op::SumGradient(op) if op.group == Group::Instance));
+    assert_eq!(over(Group::Instances), sums.count(), "each sum is followed by one over the instances");
+    assert!(over(Group::Instance) > over(Group::Instances), "what is published, and what is exchanged");
+    assert_eq!(over(Group::Replicate), 0);
+}
+
+/// PL-4. Each instance would go on with gradients of its own.
+#[test]
+fn a_main_grad_of_what_one_optimizer_instance_summed_is_refused() {
+    let mut plan = in_instances();
+    let last = position(&plan, 0, |op| matches!(op, Op::SumGradient(op) if op.group == Group::Instance));
+    summed(&mut plan, last)[0].target = SumTarget::First;
+    refused(
+        &plan,
+        &[
+            "PL-4",
+            "summed over the ranks of one optimizer instance",
+            "sum them over the optimizer instances first",
+        ],
+    );
+    let mut plan = in_instances();
+    let sum = position(&plan, 0, |op| matches!(op, Op::AllReduce(op) if op.group == Group::Instances));
+    remove(&mut plan, sum);
+    refused(&plan, &["PL-4", "needs a reduced gradient of `embedding`", "holds nothing"]);
+}
+
+/// PL-4. Replicas of an instance have slices of other rows.
+#[test]
+fn slices_that_are_summed_over_the_replicas_of_an_instance_again_are_refused() {
+    for wrong in [Group::Instance, Group::Replicate] {
+        let mut plan = in_instances();
+        let sum = position(&plan, 0, |op| matches!(op, Op::AllReduce(op) if op.group == Group::Instances));
+        let Op::AllReduce(AllReduce { group, .. }) = &mut plan.tasks[sum].op else { unreachable!() };
+        *group = wrong;
+        recount(&mut plan);
+        refused(
+            &plan,
+            &["PL-4", "needs the other optimizer instances to sum slices", "over the instances group"],
+        );
+    }
+}
+
+/// PL-2. Of every slice there would be one for each instance.
+#[test]
+fn slices_that_are_gathered_over_all_instances_are_refused() {
+    let mut plan = in_instances();
+    let to = published(&plan, "embedding");
+    let [publishes, _] = publishing(&plan, to);
+    let Op::AllGather(AllGather { group, .. }) = &mut plan.tasks[publishes].op else { unreachable!() };
+    *group = Group::Replicate;
+    refused(&plan, &["brings the replicate group together", "whose slices the replicas have"]);
 }
 
 /// PL-2. The slot has what another tenant left.

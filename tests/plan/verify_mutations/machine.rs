@@ -107,15 +107,7 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
     };
     let own = rank.backend.rank();
     let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
-    let is_copied = |content| match content {
-        Content::Master(weight)
-        | Content::MasterRemainder(weight)
-        | Content::State(weight, _)
-        | Content::MainGrad(weight)
-        | Content::Shard(weight, _) => !plan.weights.layout(weight).is_in_slices(),
-        _ => true,
-    };
-    for slot in resident.filter(|slot| is_of_weights(slot.content) && is_copied(slot.content)) {
+    for slot in resident.filter(|slot| is_of_weights(slot.content)) {
         let twins = mesh.members(own, copies(plan, slot.content)).filter(|twin| *twin != own);
         for twin in twins.map(|twin| &ranks[twin.index()]) {
             if bytes(rank, slot.region) != bytes(twin, slot.region) {
@@ -338,7 +330,7 @@ pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
         let mut bits = vec![0; layout.shard.whole().elements()];
         let is_first = |rank: &RankId| mesh.position(*rank, layout.shard.copies()) == 0;
         let with_it = mesh.iter().filter(|rank| layout.place_of(*rank) == expert);
-        for rank in with_it.filter(|rank| layout.is_in_slices() || is_first(rank)) {
+        for rank in with_it.filter(is_first) {
             let values: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank.index()][place]);
             let rows = layout
                 .shard

@@ -313,13 +313,14 @@ impl Memory<'_> {
                     let who = self.summing(part.weight, op.group);
                     let sum = Cell::of((name, op.wire, who, part.weight, summed));
                     // What leaves a rank more than its own rows is not summed over all of them.
-                    let in_slices = self.plan.weights.layout(part.weight).is_in_slices();
+                    let shard = self.plan.weights.layout(part.weight).shard;
+                    let over_all = shard.slices > 1 && self.plan.weights.mesh.size(shard.copies()) == 1;
                     let level = self.level(part.weight, op.group);
                     let rows = |call| match level {
                         Some((level, false)) => {
                             Content::PartialGradient(part.weight, call, level, part.target.wire())
                         }
-                        _ if in_slices => Content::SummedGradient(part.weight, call),
+                        _ if over_all => Content::SummedGradient(part.weight, call),
                         _ => Content::ReducedGradient(part.weight, call),
                     };
                     let main_grad = Some(Content::MainGrad(part.weight));

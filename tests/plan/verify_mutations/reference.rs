@@ -479,6 +479,11 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
         }
         sums.remove(0)
     };
-    let of_all = |number: usize| sum(replicas().map(|replica| sum_of(replica, number)));
+    // Slices are summed over the replicas of an optimizer instance, and then over instances.
+    let together = if in_slices { replicas().len() / mesh.instances() as usize } else { replicas().len() };
+    let of_all = |number: usize| {
+        let sums: Vec<Vec<f32>> = replicas().map(|replica| sum_of(replica, number)).collect();
+        sum(sums.chunks(together).map(|instance| sum(instance.iter().cloned())))
+    };
     sum((0..ranks[0].len()).map(|number| scaled(of_all(number))))
 }

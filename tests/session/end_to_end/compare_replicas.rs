@@ -4,7 +4,7 @@ use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
 use warpweft_plan::compute::{ComputeError, UpdateContext};
-use warpweft_plan::policy::{Masters, Moments};
+use warpweft_plan::policy::{Masters, Moments, OptimizerShard};
 use warpweft_session::checkpoint::StatePart;
 use warpweft_session::config::{Capture, Config};
 use warpweft_session::session::{Session, SessionError};
@@ -53,6 +53,27 @@ fn training_leaves_all_copies_alike_however_state_is_kept() {
     });
 }
 
+/// Of slices the other optimizer instances have copies, and no other replica.
+#[test]
+fn slices_are_compared_over_optimizer_instances() {
+    within_a_minute(async {
+        for (part, rank, pair) in [(StatePart::Master, 2, (2, 6)), (StatePart::FIRST_MOMENT, 5, (1, 5))] {
+            let mut config = config(1, Capture::Off, true);
+            (config.mesh.dp_replicate, config.mesh.optimizer_instances) = (Some(4), 2);
+            config.optimizer.shard = OptimizerShard::Replicas;
+            config.optimizer.custom_states = Some(2);
+            let trainer = Trainer::refined(2, Format::NVFP4_2D, &config);
+            let rule = parting("layer1", part, rank);
+            let builder = trainer.builder_with_optimizer(config, &Mischief::default(), rule);
+            let mut session = builder.start_cpu(8).await.unwrap();
+            assert_eq!(compared(&mut session).await, Ok(()));
+            losses(&mut session, 8, 0..1).await;
+            let (first, other) = (RankId::new(pair.0), RankId::new(pair.1));
+            assert_eq!(compared(&mut session).await, Err(("layer1".to_owned(), part, first, other)));
+        }
+    });
+}
+
 /// A custom optimizer that leaves one value of one weight otherwise on one rank.
 fn parting(
     weight: &'static str,
@@ -64,12 +85,12 @@ fn parting(
             let mut master = context.master(updated.id)?;
             let (mut first, mut second) =
                 (context.state(updated.id, "first")?, context.state(updated.id, "second")?);
-            let is_here = updated.name == weight && context.rank() == RankId::new(rank);
-            let added = if is_here { 0.25 } else { 0.0 };
-            match part {
-                StatePart::Master => master[3] += added,
-                StatePart::FIRST_MOMENT => first[3] += added,
-                _ => second[3] += added,
+            if updated.name == weight && context.rank() == RankId::new(rank) {
+                match part {
+                    StatePart::Master => master[3] += 0.25,
+                    StatePart::FIRST_MOMENT => first[3] += 0.25,
+                    _ => second[3] += 0.25,
+                }
             }
         }
         Ok(())

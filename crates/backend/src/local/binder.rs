@@ -109,7 +109,8 @@ impl Binder<'_> {
     pub(super) fn slice_of(&self, weight: &WeightLayout) -> Result<(usize, usize), Refusal> {
         self.is_in_mesh()?;
         let (slice, slices) = (weight.shard.slice_of(self.binding.rank), weight.shard.slices as usize);
-        let copies = self.binding.weights.mesh.size(weight.shard.copies()) as usize;
+        let mesh = self.binding.weights.mesh;
+        let copies = mesh.size(weight.shard.slicers(mesh)) as usize;
         if slices == copies {
             return Ok((slice, slices));
         }

@@ -373,14 +373,15 @@ fn over(binder: &Binder<'_>, weight: WeightId, group: Group) -> Result<(), Refus
     ))
 }
 
-/// Slices of a shard are on the ranks at its place in all replicas, those of an expert's on its copies.
+/// Slices of a shard are on the ranks at its place in the replicas of an instance, those of an expert's on its copies.
 fn over_replicas(binder: &Binder<'_>, weight: WeightId, group: Group) -> Result<(), Refusal> {
     let layout = binder.weight(weight)?;
-    let copies = layout.shard.copies();
-    if binder.binding.weights.mesh.alike(group, copies) {
+    let mesh = binder.binding.weights.mesh;
+    let slicers = layout.shard.slicers(mesh);
+    if mesh.alike(group, slicers) {
         return Ok(());
     }
-    Err(format!("slices of `{}` are with the {copies} group and not with the {group} group", layout.name))
+    Err(format!("slices of `{}` are with the {slicers} group and not with the {group} group", layout.name))
 }
 
 /// Whether the rows of `whole` are as long as those of `part`, so that parts stacked one after the other give it.

@@ -280,7 +280,7 @@ impl GradNorm {
                 Placement::Sharded => {
                     let binding = &binder.binding;
                     let copy = binding.weights.mesh.position(binding.rank, layout.shard.copies());
-                    layout.is_in_slices() || copy == 0
+                    copy == 0
                 }
                 Placement::Replicated => binder.binding.rank == RankId::new(0),
             };

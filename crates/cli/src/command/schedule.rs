@@ -161,8 +161,8 @@ pub(super) struct Simulate {
 struct MeshArguments {
     /// Axes of the mesh, such as tp=2,dp_shard=4, over the configuration's: dp_replicate (replicas), dp_shard, cp (ranks
     /// that share the tokens of a text), tp (ranks that compute the parts of one layer), ep (ranks that share experts),
-    /// ep_shard (ranks that one expert is sharded over). One of dp_replicate and dp_shard follows from the number of
-    /// ranks
+    /// ep_shard (ranks that one expert is sharded over), optimizer_instances (blocks of replicas that each keep all
+    /// optimizer state). One of dp_replicate and dp_shard follows from the number of ranks
     #[arg(long, value_name = "AXIS=N", value_delimiter = ',')]
     mesh: Vec<MeshAxis>,
 }

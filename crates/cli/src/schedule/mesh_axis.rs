@@ -21,6 +21,8 @@ pub enum MeshAxis {
     Ep(u32),
     /// Ranks that one expert is sharded over.
     EpShard(u32),
+    /// Blocks of replicas that each keep all optimizer state.
+    OptimizerInstances(u32),
 }
 
 impl MeshAxis {
@@ -51,6 +53,10 @@ impl MeshAxis {
                 axes.ep_shard = Some(ranks);
                 "mesh.ep_shard"
             }
+            Self::OptimizerInstances(instances) => {
+                axes.optimizer_instances = instances;
+                "mesh.optimizer_instances"
+            }
         }
     }
 }
@@ -71,7 +77,11 @@ impl FromStr for MeshAxis {
             "tp" => Ok(Self::Tp(ranks)),
             "ep" => Ok(Self::Ep(ranks)),
             "ep_shard" => Ok(Self::EpShard(ranks)),
-            _ => Err("axes of a mesh are dp_replicate, dp_shard, cp, tp, ep and ep_shard".to_owned()),
+            "optimizer_instances" => Ok(Self::OptimizerInstances(ranks)),
+            _ => {
+                Err("axes of a mesh are dp_replicate, dp_shard, cp, tp, ep, ep_shard and optimizer_instances"
+                    .to_owned())
+            }
         }
     }
 }
@@ -107,12 +117,13 @@ mod tests {
             ("tp = 5", "mesh.tp"),
             ("ep=6", "mesh.ep"),
             ("ep_shard=7", "mesh.ep_shard"),
+            ("optimizer_instances=8", "mesh.optimizer_instances"),
         ] {
             assert_eq!(text.parse::<MeshAxis>().map(|axis| axis.set(&mut axes)), Ok(key));
         }
         let dense =
             MeshAxes { dp_replicate: Some(2), dp_shard: Some(3), cp: 4, tp: 5, ..MeshAxes::default() };
-        assert_eq!(axes, MeshAxes { ep: 6, ep_shard: Some(7), ..dense });
+        assert_eq!(axes, MeshAxes { ep: 6, ep_shard: Some(7), optimizer_instances: 8, ..dense });
         for wrong in ["tp", "tp=", "tp=0", "tp=two", "pp=2", "=2"] {
             assert!(wrong.parse::<MeshAxis>().is_err(), "{wrong}");
         }

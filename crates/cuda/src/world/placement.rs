@@ -31,15 +31,16 @@ pub(crate) struct Statement {
 }
 
 /// What a process was asked for: transport, how gradients are summed, how many replicas, ranks of a text,
-/// tensor-parallel ranks and ranks of experts there are, and in which levels. The levels are those of the mesh, whether
-/// the options name them or it has them by itself.
-type Wish = (Option<Transport>, Reduce, [u32; 5], [u32; Levels::MOST]);
+/// tensor-parallel ranks, ranks of experts and optimizer instances there are, and in which levels. The levels are those
+/// of the mesh, whether the options name them or it has them by itself.
+type Wish = (Option<Transport>, Reduce, [u32; 6], [u32; Levels::MOST]);
 
 fn wish(transport: Option<Transport>, reduce: Reduce, mesh: Mesh) -> Wish {
     let mut levels = [0; Levels::MOST];
     levels.iter_mut().zip(mesh.levels().blocks()).for_each(|(level, block)| *level = *block);
-    let experts = [mesh.expert(), mesh.expert_shards()];
-    (transport, reduce, [mesh.replicas(), mesh.context(), mesh.tensor(), experts[0], experts[1]], levels)
+    let [ep, ep_shard] = [mesh.expert(), mesh.expert_shards()];
+    let axes = [mesh.replicas(), mesh.context(), mesh.tensor(), ep, ep_shard, mesh.instances()];
+    (transport, reduce, axes, levels)
 }
 
 impl Statement {
@@ -85,7 +86,7 @@ impl Statement {
             _ => return Err(Truncated),
         };
         let reduce = if reader.byte()? == 0 { Reduce::Ordered } else { Reduce::Nccl };
-        let mut axes = [0; 5];
+        let mut axes = [0; 6];
         for axis in &mut axes {
             *axis = reader.number()?;
         }
@@ -123,7 +124,7 @@ pub(crate) fn network(
     let Some(first) = statements.first() else { return refused("a world needs a rank") };
     if statements.iter().any(|statement| statement.wish != first.wish) {
         return refused(
-            "processes were configured with different transport, reduce, mesh.dp_replicate, mesh.cp, mesh.tp, mesh.ep, mesh.ep_shard or mesh.levels; give all the same",
+            "processes were configured with different transport, reduce, mesh.dp_replicate, mesh.cp, mesh.tp, mesh.ep, mesh.ep_shard, mesh.optimizer_instances or mesh.levels; give all the same",
         );
     }
     let alone = statements.iter().enumerate().all(|(position, statement)| {
@@ -146,7 +147,8 @@ pub(crate) fn network(
     let even = |hosts: &Hosts| {
         let dense = [Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor];
         let experts = [Group::Expert, Group::ExpertShard, Group::ExpertReplica, Group::ExpertRows];
-        let groups = dense.into_iter().chain(experts);
+        let instances = [Group::Instance, Group::Instances, Group::ExpertInstance];
+        let groups = dense.into_iter().chain(experts).chain(instances);
         groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
     };
     match (first.wish.0, first.wish.1) {
@@ -193,7 +195,7 @@ mod tests {
             gpu: [gpu; 16],
             has_nccl: false,
             reaches: true,
-            wish: (transport, Reduce::Ordered, [1; 5], [0; Levels::MOST]),
+            wish: (transport, Reduce::Ordered, [1; 6], [0; Levels::MOST]),
         }
     }
 
@@ -233,9 +235,9 @@ mod tests {
     #[test]
     fn processes_that_want_different_replicas_are_refused() {
         let mut all = statements("aa", None);
-        all[1].wish.2 = [2, 1, 1, 1, 1];
+        all[1].wish.2 = [2, 1, 1, 1, 1, 1];
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.dp_replicate"));
-        all[1].wish.2 = [1, 1, 2, 1, 1];
+        all[1].wish.2 = [1, 1, 2, 1, 1, 1];
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.tp"));
         let mut all = statements("aa", None);
         all[1].wish.3[0] = 2;

@@ -54,6 +54,7 @@ impl CudaWorld {
         let mesh = Mesh::of(rendezvous.ranks(), options.replicas, options.tensor, None);
         let mesh = mesh.and_then(|mesh| mesh.with_context(options.context));
         let mesh = mesh.and_then(|mesh| mesh.with_experts(options.expert, options.expert_shards));
+        let mesh = mesh.and_then(|mesh| mesh.with_instances(options.instances));
         let mesh = mesh.and_then(|mesh| options.levels.map_or(Ok(mesh), |levels| mesh.with_levels(levels)));
         let mesh = mesh.map_err(|error| CudaFailure::Refused(error.to_string()))?;
         let (devices, ranks) = (options.devices.len(), rendezvous.range().len());

@@ -176,8 +176,8 @@ impl Weights {
         for layout in &mut all.layouts {
             // What nobody updates is gathered from the rank's own replica alone.
             if layout.placement == Placement::Sharded && !layout.frozen {
-                let copies = all.mesh.size(layout.shard.copies());
-                layout.shard = layout.shard.over_replicas(copies, layout.format.row_tile());
+                let replicas = all.mesh.size(layout.shard.slicers(all.mesh));
+                layout.shard = layout.shard.over_replicas(replicas, layout.format.row_tile());
             }
         }
         all

@@ -443,6 +443,20 @@ pub enum DeclareError {
         /// Shards of a replica.
         shards: u32,
     },
+    /// Optimizer instances into which replicas cannot be divided.
+    #[error(
+        "{replicas} replicas and {copies} copies of experts cannot be divided into {instances} optimizer instances; set mesh.optimizer_instances to {fewer}, or change the number of ranks"
+    )]
+    Instances {
+        /// How many there would be.
+        instances: u32,
+        /// Replicas of the mesh.
+        replicas: u32,
+        /// Copies of the experts.
+        copies: u32,
+        /// What would do.
+        fewer: u32,
+    },
     /// Axes of experts that do not divide the ranks.
     #[error(
         "{ranks} ranks, {of_replica} of a replica, cannot be divided into expert-parallel groups of {ep}{}; set mesh.{key} to {number}, or change the number of ranks",

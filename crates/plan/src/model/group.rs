@@ -17,6 +17,10 @@ pub enum Group {
     Shard,
     /// Those that hold the same shard, one of each replica.
     Replicate,
+    /// Of those, the ones of the rank's own optimizer instance ([`Mesh::with_instances`](super::Mesh::with_instances)).
+    Instance,
+    /// Those at one place of all optimizer instances: they keep the same optimizer state.
+    Instances,
     /// All ranks.
     World,
     /// All ranks of the rank's own replica, whatever parts of weights they have. Without tensor parallelism these are
@@ -41,6 +45,8 @@ pub enum Group {
     ExpertShard,
     /// Those that hold the same shard of the same expert.
     ExpertReplica,
+    /// Of those, the ones of the rank's own optimizer instance.
+    ExpertInstance,
     /// Those that hold rows of the same expert, of all copies.
     ExpertRows,
     /// As [`Group::Level`], for the weights of experts.
@@ -64,6 +70,15 @@ impl Group {
         }
     }
 
+    /// Whether these are ranks that have the same shard, all or some of those.
+    #[must_use]
+    pub const fn is_of_copies(self) -> bool {
+        matches!(
+            self,
+            Self::Replicate | Self::Instance | Self::Instances | Self::ExpertReplica | Self::ExpertInstance
+        )
+    }
+
     /// Whether these are the ranks of a replica; a reduction then leaves the group out.
     #[must_use]
     pub const fn is_shard(&self) -> bool {
@@ -76,6 +91,8 @@ impl std::fmt::Display for Group {
         match self {
             Self::Shard => formatter.write_str("shard"),
             Self::Replicate => formatter.write_str("replicate"),
+            Self::Instance => formatter.write_str("instance"),
+            Self::Instances => formatter.write_str("instances"),
             Self::World => formatter.write_str("world"),
             Self::Replica => formatter.write_str("replica"),
             Self::Tensor => formatter.write_str("tensor"),
@@ -83,6 +100,7 @@ impl std::fmt::Display for Group {
             Self::Expert => formatter.write_str("expert"),
             Self::ExpertShard => formatter.write_str("expert_shard"),
             Self::ExpertReplica => formatter.write_str("expert_replica"),
+            Self::ExpertInstance => formatter.write_str("expert_instance"),
             Self::ExpertRows => formatter.write_str("expert_rows"),
             Self::Level(level) | Self::ReplicaLevel(level) | Self::ExpertLevel(level) => level.fmt(formatter),
         }

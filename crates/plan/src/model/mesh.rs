@@ -6,7 +6,8 @@
 //! replicas hold the same bits. Context parallelism splits the tokens of a text and no weight: for weights its ranks
 //! are shards like others. The weights of experts divide the same ranks otherwise: rank = (copy · expert shards +
 //! expert shard) · ep + place among experts. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere
-//! else: everything that needs their numbers, or how many they are, asks there. In which order gradients are summed
+//! else: everything that needs their numbers, or how many they are, asks there. Optimizer instances are blocks of
+//! replicas in a row, of as many each ([`Mesh::with_instances`]). In which order gradients are summed
 //! over a replica is said by [`Mesh::tree`]: a replica of up to 8 ranks has one level by itself, all ranks in order.
 
 use serde::{Serialize, Serializer};
@@ -27,6 +28,8 @@ pub struct Mesh {
     expert: u32,
     /// Ranks that one expert is sharded over.
     expert_shards: u32,
+    /// Blocks of replicas that each keep all optimizer state.
+    instances: u32,
     /// Those that cut a replica, or all copies of an expert but one.
     levels: Levels,
 }
@@ -65,6 +68,7 @@ impl Mesh {
                     tensor: 1,
                     expert: 1,
                     expert_shards: shards,
+                    instances: 1,
                     levels,
                 };
                 Ok(flat.with_levels(Levels::USUAL).unwrap_or(flat))
@@ -84,7 +88,7 @@ impl Mesh {
     }
 
     /// The same ranks and replicas, in which each `tensor` ranks in a row are a tensor-parallel group, without context
-    /// and expert parallelism. Levels are those that such a mesh has by itself.
+    /// and expert parallelism and in one optimizer instance. Levels are those that such a mesh has by itself.
     ///
     /// # Errors
     /// [`DeclareError::Tensor`] when the ranks of a replica cannot be divided into such groups.
@@ -100,6 +104,7 @@ impl Mesh {
                     tensor,
                     expert: 1,
                     expert_shards: of_replica,
+                    instances: 1,
                     levels: Levels::FLAT,
                     ..self
                 };
@@ -153,6 +158,22 @@ impl Mesh {
                 && self.is_cut_evenly_for_experts(block))
     }
 
+    /// The same mesh in so many optimizer instances: blocks of whole replicas, and of whole copies of all experts. Where
+    /// optimizer state is sharded over replicas, each instance has all of it, and sums over replicas are those of
+    /// instances, added up. With fewer replicas to an instance less of a part is padding, and more is kept.
+    ///
+    /// # Errors
+    /// [`DeclareError::Instances`] when replicas, or copies of experts, cannot be divided so.
+    pub fn with_instances(self, instances: u32) -> Result<Self, DeclareError> {
+        let (replicas, copies) = (self.replicas, self.ranks() / self.of_experts());
+        let divides = |number: &u32| [replicas, copies].iter().all(|of| of.checked_rem(*number) == Some(0));
+        if divides(&instances) {
+            return Ok(Self { instances, ..self });
+        }
+        let fewer = (1..=replicas.min(instances)).rev().find(divides).unwrap_or(1);
+        Err(DeclareError::Instances { instances, replicas, copies, fewer })
+    }
+
     const fn of_replica(self) -> u32 {
         self.shards * self.tensor
     }
@@ -180,6 +201,12 @@ impl Mesh {
     #[must_use]
     pub const fn replicas(self) -> u32 {
         self.replicas
+    }
+
+    /// How many times the replicas keep all optimizer state, where it is sharded over them.
+    #[must_use]
+    pub const fn instances(self) -> u32 {
+        self.instances
     }
 
     /// How many ranks share the tokens of a text; 1 without context parallelism. They are among the
@@ -212,6 +239,8 @@ impl Mesh {
         match group {
             Group::Shard => Strides::new(self.tensor, self.shards),
             Group::Replicate => Strides::new(self.of_replica(), self.replicas),
+            Group::Instance => Strides::new(self.of_replica(), self.replicas / self.instances),
+            Group::Instances => Strides::new(self.ranks() / self.instances, self.instances),
             Group::World => Strides::new(1, self.ranks()),
             Group::Replica => Strides::new(1, self.of_replica()),
             Group::Context => Strides::new(self.tensor, self.context),
@@ -220,6 +249,9 @@ impl Mesh {
             Group::Expert => Strides::new(1, self.expert),
             Group::ExpertShard => Strides::new(self.expert, self.expert_shards),
             Group::ExpertReplica => Strides::new(self.of_experts(), self.ranks() / self.of_experts()),
+            Group::ExpertInstance => {
+                Strides::new(self.of_experts(), self.ranks() / self.of_experts() / self.instances)
+            }
             Group::ExpertRows => Strides::new(self.expert, self.ranks() / self.expert),
         }
     }
@@ -234,9 +266,11 @@ impl Mesh {
             .filter(move |group| self.has_experts() && *group != Group::ExpertShard);
         let named = [Group::World, Group::Shard, Group::Replicate].into_iter();
         let named = named.chain(levels).chain(of_replica).chain(of_experts);
+        let instances = [Group::Instance, Group::Instances, Group::ExpertInstance];
+        let instances = instances.into_iter().filter(move |_| self.instances > 1);
         let others = [Group::Replica, Group::Context, Group::Tensor];
         let experts = [Group::Expert, Group::ExpertShard, Group::ExpertReplica, Group::ExpertRows];
-        named.chain(others).chain(experts)
+        named.chain(others).chain(experts).chain(instances)
     }
 
     /// How many ranks a group has.
@@ -290,6 +324,9 @@ impl std::fmt::Display for Mesh {
         if replicas > 1 {
             write!(formatter, " × {replicas} replicas")?;
         }
+        if self.instances > 1 {
+            write!(formatter, " in {} optimizer instances", self.instances)?;
+        }
         if self.has_experts() {
             write!(formatter, "; ep {} × ep_shard {}", self.expert, self.expert_shards)?;
             match self.size(Group::ExpertReplica) {
@@ -302,7 +339,7 @@ impl std::fmt::Display for Mesh {
 }
 
 /// The ranks; the replicas, the ranks that share a text and the tensor-parallel ranks where there are several;
-/// experts' own axes where they have some; and levels where there are some.
+/// experts' own axes where they have some; optimizer instances where there are several; and levels where there are some.
 impl Serialize for Mesh {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -319,6 +356,8 @@ impl Serialize for Mesh {
             #[serde(skip_serializing_if = "Option::is_none")]
             expert_shards: Option<u32>,
             #[serde(skip_serializing_if = "Option::is_none")]
+            instances: Option<u32>,
+            #[serde(skip_serializing_if = "Option::is_none")]
             levels: Option<Levels>,
         }
         let replicas = (self.replicas > 1).then_some(self.replicas);
@@ -326,8 +365,9 @@ impl Serialize for Mesh {
         let tensor = (self.tensor > 1).then_some(self.tensor);
         let expert = self.has_experts().then_some(self.expert);
         let expert_shards = self.has_experts().then_some(self.expert_shards);
+        let instances = (self.instances > 1).then_some(self.instances);
         let levels = Some(self.levels).filter(|levels| *levels != Levels::FLAT);
-        Written { ranks: self.ranks(), replicas, context, tensor, expert, expert_shards, levels }
+        Written { ranks: self.ranks(), replicas, context, tensor, expert, expert_shards, instances, levels }
             .serialize(serializer)
     }
 }

@@ -5,7 +5,7 @@
 //! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored rows beyond the real
 //! ones are zero. Every replica of a mesh holds all rows, cut alike. Where optimizer state is sharded over the replicas
 //! too ([`ShardLayout::over_replicas`]), what replicas hold of one shard are its *slices*, one after the other: as many
-//! whole row tiles each. This is the only place where a rank number turns into an offset: plans carry none.
+//! whole row tiles each. Replicas of another optimizer instance have the same ones again. This is the only place where a rank number turns into an offset: plans carry none.
 //!
 //! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses every
 //! saturated size.
@@ -51,7 +51,7 @@ pub struct ShardLayout {
     /// How many ranks have other experts in its place, where it is an expert's and the mesh has axes for that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert: Option<u32>,
-    /// How many replicas have slices of each shard; 1 where every replica has all of it.
+    /// How many replicas have slices of each shard, those of an optimizer instance; 1 where every replica has all of it.
     #[serde(skip_serializing_if = "is_one")]
     pub slices: u32,
 }
@@ -105,10 +105,20 @@ impl ShardLayout {
         group_of(self.expert, self.tensor)
     }
 
-    /// The ranks that have the same rows of it.
+    /// The ranks that have the same rows of it, of their shard or of their slice of that.
     #[must_use]
     pub fn copies(&self) -> Group {
-        self.group().copies()
+        if self.slices > 1 { Group::Instances } else { self.group().copies() }
+    }
+
+    /// The ranks that have slices of the same shard between them; with one slice they have the shard.
+    #[must_use]
+    pub fn slicers(&self, mesh: Mesh) -> Group {
+        match self.group().copies() {
+            copies if mesh.instances() == 1 => copies,
+            Group::ExpertReplica => Group::ExpertInstance,
+            _ => Group::Instance,
+        }
     }
 
     /// How often a sum of its gradients over all ranks counts a token.
@@ -242,8 +252,7 @@ impl ShardLayout {
         })
     }
 
-    /// The rows `rank` owns: of its shard, or of its slice of that. Unless shards are in slices, the ranks at its place
-    /// in other replicas own them too. Every rank of a replicated weight owns all of them.
+    /// The rows `rank` owns: of its shard, or of its slice of that. Its [copies](Self::copies) own them too. Every rank of a replicated weight owns all of them.
     #[must_use]
     pub fn rows_of(&self, rank: RankId) -> ShardRows {
         let (position, rows) = (self.position(rank) as usize, self.stored().rows);
@@ -266,9 +275,10 @@ impl ShardLayout {
     }
 
     /// Over which groups, one after the other, its gradients are summed: those of the mesh's [tree](Mesh::tree), and
-    /// the replicas where each sums a slice of its own.
+    /// the replicas of an optimizer instance where each sums a slice of its own. Over its [copies](Self::copies) sums
+    /// are added up after that.
     pub fn tree(&self, mesh: Mesh) -> impl Iterator<Item = Group> + use<> {
-        mesh.tree(self.group()).chain((self.slices > 1).then_some(self.copies()))
+        mesh.tree(self.group()).chain((self.slices > 1).then_some(self.slicers(mesh)))
     }
 
     /// How many sums one after the other that is.
@@ -280,7 +290,7 @@ impl ShardLayout {
     /// The shape of what a rank sums over a group of that tree for one rank of the group.
     #[must_use]
     pub fn summed_over(&self, group: Group) -> Shape {
-        if group == self.copies() { self.stored() } else { self.published() }
+        if group.is_of_copies() { self.stored() } else { self.published() }
     }
 
     /// Rows of all shards one after the other; at least the rows of the weight.
@@ -342,6 +352,24 @@ mod tests {
         }
         let alone = ShardLayout::new(&weight(19, Format::F32), Mesh::hybrid(3, 3).unwrap());
         assert!((0..3).all(|rank| alone.rows_of(RankId::new(rank)).rows == 19));
+    }
+
+    /// Slices lie with the replicas of an instance; the other instances have the same ones.
+    #[test]
+    fn every_optimizer_instance_has_all_slices_of_a_shard() {
+        let mesh = Mesh::hybrid(12, 6).and_then(|mesh| mesh.with_instances(2)).unwrap();
+        let layout = ShardLayout::new(&weight(24, Format::F32), mesh);
+        let layout = layout.over_replicas(mesh.size(layout.slicers(mesh)), 1);
+        assert_eq!((layout.slices, layout.stored().rows, layout.owners()), (3, 4, 6));
+        let rows = |rank| layout.rows_of(RankId::new(rank)).begin;
+        assert_eq!([0, 1, 2, 3, 4, 5].map(rows), [0, 12, 4, 16, 8, 20]);
+        for rank in 0..6 {
+            assert_eq!(rows(rank), rows(rank + 6));
+            let copies: Vec<RankId> = mesh.members(RankId::new(rank), layout.copies()).collect();
+            assert_eq!(copies, [RankId::new(rank), RankId::new(rank + 6)]);
+        }
+        let groups: Vec<Group> = layout.tree(mesh).collect();
+        assert_eq!(groups, [Group::Shard, Group::Instance]);
     }
 
     /// Of every replica, whatever the tensor parallelism.

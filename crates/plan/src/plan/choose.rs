@@ -112,7 +112,7 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
         let beside = time * contention.collective_beside_compute;
         match (&task.op, kinds[lane.index()]) {
             // It is on its way before planes are requested.
-            (Op::AllGather(AllGather { group: Group::Replicate | Group::ExpertReplica, .. }), _) => {}
+            (Op::AllGather(AllGather { group, .. }), _) if group.is_of_copies() => {}
             (Op::AllGather(AllGather { parts, .. }), _) => {
                 let bytes = |part: &GatherPart| placed.slots[part.to.index()].region.bytes as f64;
                 let all: f64 = parts.iter().map(bytes).sum();
@@ -150,17 +150,9 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
             }
             // Calls wait for it as they wait for each other.
             (Op::CollectiveCall(_), _) if stage < calls => pace.calls[stage] += time,
-            (
-                op @ (Op::ExchangeGradient(_)
-                | Op::AllReduce(AllReduce { group: Group::Replicate | Group::ExpertReplica, .. })),
-                _,
-            ) if !beside_gathers(op) => {}
-            (
-                Op::ReduceScatter(_)
-                | Op::ExchangeGradient(_)
-                | Op::AllReduce(AllReduce { group: Group::Replicate | Group::ExpertReplica, .. }),
-                _,
-            ) => {
+            (Op::AllReduce(AllReduce { group, .. }), _) if !group.is_of_copies() => {}
+            (op @ (Op::ExchangeGradient(_) | Op::AllReduce(_)), _) if !beside_gathers(op) => {}
+            (Op::ReduceScatter(_) | Op::ExchangeGradient(_) | Op::AllReduce(_), _) => {
                 // Of the reference, in which reductions stand so many calls later.
                 let made = stage.saturating_sub(delay + 1).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;
@@ -193,6 +185,6 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
 const fn is_further(group: Group) -> bool {
     match group {
         Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level) => level.index() > 0,
-        _ => matches!(group, Group::Replicate | Group::ExpertReplica),
+        _ => group.is_of_copies(),
     }
 }

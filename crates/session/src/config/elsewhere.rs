@@ -49,6 +49,7 @@ const KEYS: &[(&[&str], &str)] = &[
         &["tensor_model_parallel_size", "tensor_parallel_degree", "tp_size", "tensor_parallel_size", "tp"],
         "mesh.tp",
     ),
+    (&["num_distributed_optimizer_instances"], "mesh.optimizer_instances"),
     (&["expert_model_parallel_size", "expert_parallel_degree", "ep_size", "ep"], "mesh.ep"),
     (&["cuda_graph", "cuda_graphs", "enable_cuda_graph", "use_cuda_graph"], "capture"),
     (&["timeout", "ddp_timeout", "nccl_timeout"], "deadline_s"),

@@ -35,6 +35,11 @@ pub struct MeshAxes {
     /// Over how many ranks one expert is sharded, 1 to 65,536. `ep · ep_shard` divides the number of ranks. When
     /// absent, what `ep` leaves of a replica.
     pub ep_shard: Option<u32>,
+    /// How many optimizer instances there are, 1 to 65,536: with `optimizer.shard = "replicas"` so many blocks of
+    /// replicas each keep all optimizer state, where one block of all keeps it once. It must divide the replicas, and
+    /// the copies of experts. State is cut in whole row tiles, so over fewer replicas less is padding. Part of the bits
+    /// of a run where it is more than 1.
+    pub optimizer_instances: u32,
     /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
     /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a
     /// replica; when absent, 8 where that cuts replicas evenly, which is one sum for up to 8 ranks. Part of the
@@ -44,7 +49,9 @@ pub struct MeshAxes {
 
 impl Default for MeshAxes {
     fn default() -> Self {
-        Self { dp_replicate: None, dp_shard: None, cp: 1, tp: 1, ep: 1, ep_shard: None, levels: None }
+        let optimizer_instances = 1;
+        let (dp_replicate, dp_shard, ep_shard, levels) = (None, None, None, None);
+        Self { dp_replicate, dp_shard, cp: 1, tp: 1, ep: 1, ep_shard, optimizer_instances, levels }
     }
 }
 
@@ -53,9 +60,9 @@ impl MeshAxes {
     ///
     /// # Errors
     /// [`DeclareError::Axes`] for axes that do not multiply to `ranks`; as [`Mesh::of`], [`Mesh::with_context`],
-    /// [`Mesh::with_experts`] and [`Mesh::with_levels`].
+    /// [`Mesh::with_experts`], [`Mesh::with_instances`] and [`Mesh::with_levels`].
     pub(crate) fn of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
-        let Self { dp_replicate, dp_shard, cp, tp, ep, ep_shard, levels } = *self;
+        let Self { dp_replicate, dp_shard, cp, tp, ep, ep_shard, optimizer_instances, levels } = *self;
         let replicas = match dp_shard {
             None => dp_replicate.unwrap_or(1),
             Some(dp_shard) => {
@@ -69,6 +76,7 @@ impl MeshAxes {
         // No ranks are in no replicas.
         let mesh =
             Mesh::of(ranks, replicas.max(1), tp, None)?.with_context(cp)?.with_experts(ep, ep_shard)?;
+        let mesh = mesh.with_instances(optimizer_instances)?;
         levels.map_or(Ok(mesh), |levels| mesh.with_levels(levels))
     }
 }

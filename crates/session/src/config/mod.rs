@@ -317,6 +317,7 @@ mod tests {
             ("mesh.tp", with(|c| c.mesh.tp = 0)),
             ("mesh.ep", with(|c| c.mesh.ep = 0)),
             ("mesh.ep_shard", with(|c| c.mesh.ep_shard = Some(0))),
+            ("mesh.optimizer_instances", with(|c| c.mesh.optimizer_instances = 0)),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),
             ("optimizer.beta1", with(|c| c.optimizer.beta1 = 1.0)),

@@ -1,10 +1,9 @@
 //! Compares replicas bit for bit.
 //!
 //! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over the
-//! ranks at one place of all replicas, those of a replicated weight over all ranks. Nothing is changed, and every rank
-//! finds the same. Planes are compared where they are in the place of a master, of frozen weights; those of weights
-//! that train follow from the masters in every step. What replicas have in slices nobody else has: there is nothing to
-//! compare.
+//! ranks at one place of all replicas, or where replicas have slices at one place of all optimizer instances, those of a
+//! replicated weight over all ranks. Nothing is changed, and every rank finds the same. Planes are compared where they
+//! are in the place of a master, of frozen weights; those of weights that train follow from the masters in every step.
 
 use super::barrier::{Barrier, Work};
 use super::stored_state::StoredState;
@@ -48,7 +47,7 @@ impl<B: Backend> Rank<B> {
         handover.part.unequal = None;
         let barrier = Barrier::new(&self.world, self.id(), Work::ComparesReplicas);
         let copied = self.copied(&barrier)?;
-        for group in [Group::Replicate, Group::ExpertReplica, Group::World] {
+        for group in [Group::Replicate, Group::ExpertReplica, Group::Instances, Group::World] {
             let of_group = || copied.iter().filter(|list| list.group == group);
             // All of them at once, and one by one only where they differ, which every rank sees.
             let mut all = Digest::default();
@@ -75,7 +74,7 @@ impl<B: Backend> Rank<B> {
                 Placement::Sharded => layout.shard.copies(),
                 Placement::Replicated => Group::World,
             };
-            if weights.mesh.size(group) == 1 || layout.is_in_slices() {
+            if weights.mesh.size(group) == 1 {
                 continue;
             }
             let weight = WeightId::at(number);

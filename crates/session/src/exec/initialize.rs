@@ -23,8 +23,10 @@ const PIECE: usize = 1 << 18;
 /// What a rank tells the others of its masters.
 #[derive(Default)]
 struct ReportedMasters {
-    /// Of all sharded weights.
+    /// Of all sharded weights of whose shards each replica has all.
     sharded: Digest,
+    /// Of those of which each has a slice.
+    slices: Digest,
     /// Of those of experts that are sharded by axes of their own.
     experts: Digest,
     /// Of each replicated one.
@@ -65,9 +67,9 @@ impl<B: Backend> Rank<B> {
             let master = self.first_master(layout, initializer)?;
             let bytes = bytemuck::cast_slice(&master);
             match layout.placement {
-                // Without other copies, or with slices for each, no rank has the same rows.
-                Placement::Sharded
-                    if plan.weights.mesh.size(layout.shard.copies()) == 1 || layout.is_in_slices() => {}
+                // Without other copies no rank has the same rows.
+                Placement::Sharded if plan.weights.mesh.size(layout.shard.copies()) == 1 => {}
+                Placement::Sharded if layout.is_in_slices() => told.slices.add(bytes),
                 Placement::Sharded => sharded.add(bytes),
                 Placement::Replicated => told.replicated.push((weight, Digest::from_iter([bytes]).short())),
             }
@@ -177,12 +179,13 @@ impl<B: Backend> Rank<B> {
     }
 
     /// Checks that all ranks that hold the same rows begin with the same masters. For sharded weights those
-    /// are the ranks of other replicas, for replicated weights all ranks.
+    /// are the ranks of other replicas, or with slices of other optimizer instances, for replicated weights all ranks.
     fn agree_on_masters(&self, told: ReportedMasters) -> Result<(), ExecError> {
         let (rank, weights) = (self.id(), &self.prologue.plan.weights);
         let has_experts = weights.layouts.iter().any(|layout| layout.shard.expert.is_some());
         let experts = has_experts.then_some((told.experts, Group::ExpertReplica));
-        for (digest, copies) in [(told.sharded, Group::Replicate)].into_iter().chain(experts) {
+        let others = [(told.sharded, Group::Replicate), (told.slices, Group::Instances)];
+        for (digest, copies) in others.into_iter().chain(experts) {
             if weights.mesh.size(copies) > 1
                 && let Some(other) = self.other_than(digest.short(), copies)?
             {

@@ -77,7 +77,7 @@ pub enum SessionError {
     },
     /// Backends of a world with another mesh than the configuration requests.
     #[error(
-        "the configuration's mesh is {configured} that sum in levels of {:?}, but the backends were made for {of_backends} that sum in levels of {:?} ({device}); make them for Config::mesh_of, or set mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep, mesh.ep_shard and mesh.levels to theirs",
+        "the configuration's mesh is {configured} that sum in levels of {:?}, but the backends were made for {of_backends} that sum in levels of {:?} ({device}); make them for Config::mesh_of, or set mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep, mesh.ep_shard, mesh.optimizer_instances and mesh.levels to theirs",
         configured.levels().blocks(),
         of_backends.levels().blocks()
     )]

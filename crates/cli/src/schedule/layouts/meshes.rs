@@ -54,7 +54,8 @@ pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
             };
             for ep in chosen(experts, given.ep).into_iter().filter(spread) {
                 let (dp_shard, ep_shard) = (Some(dp_shard), given.ep_shard);
-                meshes.push(MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, levels: None });
+                let axes = MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, ..MeshAxes::default() };
+                meshes.push(axes);
             }
         }
     }

@@ -9,7 +9,8 @@ use crate::model::{DeclareError, Levels};
 
 impl Mesh {
     /// The same mesh, in which each `ep` ranks in a row share the experts, and each expert is sharded over `ep_shard`
-    /// ranks: if that is not said, over as many as a replica leaves. Levels are those that such a mesh has by itself.
+    /// ranks: if that is not said, over as many as a replica leaves. It is one optimizer instance, and levels are those
+    /// that such a mesh has by itself.
     ///
     /// # Errors
     /// [`DeclareError::Experts`] when the ranks cannot be divided so.
@@ -31,7 +32,7 @@ impl Mesh {
         if (ep, expert_shards) == (self.expert, self.expert_shards) {
             return Ok(self);
         }
-        let flat = Self { expert: ep, expert_shards, levels: Levels::FLAT, ..self };
+        let flat = Self { expert: ep, expert_shards, instances: 1, levels: Levels::FLAT, ..self };
         Ok(flat.with_levels(Levels::USUAL).unwrap_or(flat))
     }
 

@@ -44,6 +44,7 @@ fn every_group_parts_the_ranks_and_keeps_their_order() {
         (64, 1, 1, 16),
     ] {
         let mesh = Mesh::of(ranks, replicas, tensor, None).unwrap().with_context(context).unwrap();
+        let mesh = mesh.with_instances(replicas).unwrap();
         for group in mesh.groups() {
             for rank in mesh.iter() {
                 let members: Vec<RankId> = mesh.members(rank, group).collect();
@@ -119,7 +120,7 @@ fn with_tensor_parallelism_a_level_adds_the_ranks_of_its_block_that_have_the_sam
 #[test]
 fn groups_are_alike_exactly_where_they_have_the_same_members() {
     for (ranks, replicas) in [(1, 1), (4, 1), (4, 2), (4, 4), (6, 3)] {
-        let mesh = Mesh::hybrid(ranks, replicas).unwrap();
+        let mesh = Mesh::hybrid(ranks, replicas).and_then(|mesh| mesh.with_instances(replicas)).unwrap();
         for (one, other) in mesh.groups().flat_map(|one| mesh.groups().map(move |other| (one, other))) {
             let same = mesh.iter().all(|rank| mesh.members(rank, one).eq(mesh.members(rank, other)));
             assert_eq!(mesh.alike(one, other), same, "{mesh}: {one} and {other}");
@@ -233,6 +234,7 @@ fn groups_of_experts_part_the_ranks_whatever_the_replicas() {
     ] {
         let mesh = Mesh::of(ranks, replicas, tensor, None).unwrap().with_experts(ep, shards);
         let Ok(mesh) = mesh else { panic!("{mesh:?}") };
+        let mesh = mesh.with_instances(if replicas % 2 == 0 { 2 } else { 1 }).unwrap_or(mesh);
         for group in mesh.groups() {
             let mut met = vec![0; ranks as usize];
             for rank in mesh.iter().filter(|rank| mesh.position(*rank, group) == 0) {
@@ -244,6 +246,47 @@ fn groups_of_experts_part_the_ranks_whatever_the_replicas() {
         assert_eq!(mesh.size(Group::Expert) * shards * copies, ranks);
     }
     assert_eq!(mesh.with_experts(1, None), Ok(Mesh::hybrid(16, 2).unwrap()));
+}
+
+/// Rank 11 is in the second of four replicas, and in the first instance of two replicas each.
+#[test]
+fn optimizer_instances_are_blocks_of_replicas_and_of_copies_of_experts() {
+    let mesh = Mesh::hybrid(32, 4).and_then(|mesh| mesh.with_experts(4, Some(1))).unwrap();
+    let one = mesh;
+    let mesh = mesh.with_instances(2).unwrap();
+    let of = |mesh: Mesh, group| mesh.members(RankId::new(11), group).map(RankId::number).collect::<Vec<_>>();
+    assert_eq!(of(mesh, Group::Replicate), [3, 11, 19, 27]);
+    assert_eq!(of(mesh, Group::Instance), [3, 11]);
+    assert_eq!(of(mesh, Group::Instances), [11, 27]);
+    assert_eq!(of(mesh, Group::ExpertReplica), [3, 7, 11, 15, 19, 23, 27, 31]);
+    assert_eq!(of(mesh, Group::ExpertInstance), [3, 7, 11, 15]);
+    assert_eq!(of(one, Group::Instance), of(one, Group::Replicate));
+    assert_eq!(of(one, Group::Instances), [11]);
+    assert_eq!(
+        mesh.to_string(),
+        "32 ranks (8 shards × 4 replicas in 2 optimizer instances; ep 4 × ep_shard 1 × ep_replicate 8)"
+    );
+    let mesh = Mesh::hybrid(32, 4).unwrap();
+    assert_eq!(mesh.with_instances(1), Ok(mesh), "byte for byte the mesh that says nothing of them");
+    let written = r#"{"ranks":32,"replicas":4,"instances":2}"#;
+    assert_eq!(serde_json::to_string(&mesh.with_instances(2).unwrap()).unwrap(), written);
+    let reset = mesh.with_instances(2).and_then(|mesh| mesh.with_tensor(2)).unwrap();
+    assert_eq!(reset.instances(), 1, "other axes are chosen first");
+}
+
+#[test]
+fn optimizer_instances_that_do_not_divide_replicas_and_copies_are_refused_with_the_number_that_would_do() {
+    let refused = |mesh: Mesh, instances| match mesh.with_instances(instances) {
+        Err(DeclareError::Instances { fewer, .. }) => fewer,
+        other => panic!("{other:?}"),
+    };
+    let mesh = Mesh::hybrid(24, 12).unwrap();
+    assert_eq!([0, 5, 8, 24, u32::MAX].map(|instances| refused(mesh, instances)), [1, 4, 6, 12, 12]);
+    let experts = mesh.with_experts(2, Some(2)).unwrap();
+    assert_eq!(refused(experts, 12), 6, "there are six copies of experts");
+    let words = experts.with_instances(4).unwrap_err().to_string();
+    assert!(words.contains("set mesh.optimizer_instances to 3"), "{words}");
+    assert!(words.contains("12 replicas and 6 copies of experts"), "{words}");
 }
 
 #[test]

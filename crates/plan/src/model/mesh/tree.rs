@@ -46,8 +46,9 @@ impl Mesh {
                 reach.within / self.block(level.index(), reach)
             }
             Group::Shard | Group::Replicate | Group::World | Group::Replica => 1,
-            Group::Context | Group::Tensor => 1,
-            Group::Expert | Group::ExpertShard | Group::ExpertReplica | Group::ExpertRows => 1,
+            Group::Context | Group::Tensor | Group::Instance | Group::Instances => 1,
+            Group::Expert | Group::ExpertShard | Group::ExpertReplica => 1,
+            Group::ExpertInstance | Group::ExpertRows => 1,
         }
     }
 

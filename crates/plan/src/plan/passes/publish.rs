@@ -2,7 +2,7 @@
 //!
 //! Law (PL-2): where optimizer state is sharded over the replicas, a program begins with own slices that are
 //! current and others that are not there. What it reads of a shard is published once, before the shard's first
-//! gather: by a collective among the ranks at one place of all replicas, and an assemble that puts the rank's own
+//! gather: by a collective among the ranks at one place of all replicas, or of those of an optimizer instance, and an assemble that puts the rank's own
 //! slice beside the others'. So every program finds what it needs, whichever ran before: one that updates leaves
 //! slices alone, and what nobody reads is not sent. It stands one call before that in whose place its gather begins,
 //! on the communicator of the replicas; no task releases it, so it runs as far ahead as that lane is free.
@@ -43,7 +43,7 @@ pub(super) fn publish(draft: &mut Draft<'_>, issue: usize, gathered: &[GatherPar
     let subject = of_group(draft.name(first.weight), weights_of(&parts));
     let given = parts.iter().map(|part| draft.weights.layout(part.weight).shard_bytes(part.orientation));
     let given = given.fold(0, usize::saturating_add);
-    let group = draft.weights.layout(first.weight).shard.copies();
+    let group = draft.weights.layout(first.weight).shard.slicers(draft.weights.mesh);
     let bytes = given.saturating_mul(peers(draft.weights.mesh, group));
     let stage = issue.saturating_sub(1);
     let op = Op::AllGather(AllGather { group, parts: parts.clone() });

@@ -11,7 +11,8 @@
 //! exchanged right after it, beside what other gradients do at the first level, and summed one call further, level
 //! after level; it travels as [`ReduceDtype`] says. Where there are several replicas the last task leaves the sums
 //! as they are; right after it they are summed over the replicas, in f32, and one call further they are
-//! accumulated; where each replica keeps a slice of the rows, that is one more level. Where collectives sum
+//! accumulated; where each replica keeps a slice of the rows, that is one more level, and optimizer instances are
+//! summed over as replicas are. Where collectives sum
 //! ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum over the replicas
 //! stands right after it, and accumulation one call further. A replica of one rank exchanges nothing. A replicated
 //! weight's gradient is accumulated locally, and one all-reduce over all ranks carries all of them together. The
@@ -97,7 +98,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
 /// Adds a reduction over the ranks of a replica, level after level, that over the replicas where there are several, and
 /// the accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
-    let Collected { name, alike, completed_later, levels, over_replicas, rows } = reduction;
+    let Collected { name, alike, completed_later, levels, over_copies, rows } = reduction;
     let Reductions { delay, early } = reductions;
     let (mesh, tail) = (draft.weights.mesh, draft.tail());
     let weights = levels.iter().map(|level| level.parts.len().max(level.sums.len()));
@@ -122,9 +123,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
         // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all
         // contributions of a weight are accumulated in one section, whoever sums them: so in program order.
         let summed = match (parts.is_empty(), draft.policy.reduce) {
-            (_, Reduce::Nccl) if over_replicas.is_empty() && is_last => {
-                (reduced + depth, Section::Accumulate)
-            }
+            (_, Reduce::Nccl) if over_copies.is_empty() && is_last => (reduced + depth, Section::Accumulate),
             (true, _) => (stage + 1, last.1),
             (false, _) if number == 0 => last,
             (false, _) => after_exchange(last, tail),
@@ -151,14 +150,15 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
             last = summed;
         }
     }
-    if !over_replicas.is_empty() {
-        let group = alike.over.copies();
-        let values = rows.iter().map(|rows| draft.weights.layout(rows.weight).stored_elements());
+    for (group, pairs) in over_copies {
+        let of_group = |rows: &&Rows| pairs.iter().any(|(_, summed)| *summed == rows.from);
+        let values = rows.iter().filter(of_group);
+        let values = values.map(|rows| draft.weights.layout(rows.weight).stored_elements());
         let bytes = combined_bytes(values, mesh, group);
-        let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas });
+        let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs });
         let (at, section) =
             if collective { (reduced, Section::Reduce) } else { after_sum((reduced + depth - 1, last.1)) };
-        draft.add(at, section, DraftTask::collective(op, subject, Carrier::Replicas, bytes));
+        draft.add(at, section, DraftTask::collective(op, subject.clone(), Carrier::Replicas, bytes));
     }
     for rows in rows {
         let into = draft.slot(Content::MainGrad(rows.weight));

@@ -76,6 +76,9 @@ pub(super) struct Index {
     /// Ranks of their tensor-parallel groups, where they had some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tensor: Option<u32>,
+    /// Optimizer instances that the replicas were in, where there were several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) optimizer_instances: Option<u32>,
     /// Ranks of the blocks in which they summed gradients; none where they summed in rank order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) levels: Vec<u32>,
@@ -169,6 +172,7 @@ impl Index {
             ranks,
             replicas: None,
             tensor: None,
+            optimizer_instances: None,
             levels: Vec::new(),
             weights: Vec::new(),
             carried: Vec::new(),

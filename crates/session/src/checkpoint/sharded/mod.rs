@@ -153,6 +153,8 @@ pub struct SavedParts {
     pub replicas: Option<u32>,
     /// Ranks of their tensor-parallel groups (`mesh.tp`); 1 where there were none.
     pub tensor: u32,
+    /// Optimizer instances that their replicas were in (`mesh.optimizer_instances`).
+    pub optimizer_instances: u32,
     /// How they shared experts; `None` where experts were sharded as other weights.
     pub experts: Option<SavedExperts>,
     /// Ranks of the blocks in which they summed gradients (`mesh.levels`); none where they summed in rank order.
@@ -259,7 +261,16 @@ impl PartFiles {
 impl SavedParts {
     fn of(index: Index) -> Self {
         let Index {
-            optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, weights, notes, ..
+            optimizer_step,
+            optimizer_identity,
+            ranks,
+            replicas,
+            tensor,
+            optimizer_instances,
+            levels,
+            weights,
+            notes,
+            ..
         } = index;
         let experts = weights
             .iter()
@@ -278,6 +289,7 @@ impl SavedParts {
             replicas,
             tensor,
             experts,
+            optimizer_instances: optimizer_instances.unwrap_or(1),
             levels,
             scale_groups,
             notes,

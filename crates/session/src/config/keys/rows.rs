@@ -193,6 +193,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |c| c.mesh.ep_shard.is_none_or(|ranks| (1..=Mesh::MAX_RANKS).contains(&ranks)),
     },
     Row {
+        path: "mesh.optimizer_instances",
+        expected: "a whole number from 1 to 65536: blocks of replicas that each keep all optimizer state, which divide the replicas",
+        value: |c| toml(c.mesh.optimizer_instances),
+        valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.optimizer_instances),
+    },
+    Row {
         path: "mesh.levels",
         expected: "at most three numbers of ranks from 2 up, each a multiple of the one before, such as [8] or [8, 128]; [] for one sum over all ranks",
         value: |c| c.mesh.levels.and_then(toml),

@@ -117,6 +117,7 @@ impl SessionBuilder<CudaSurface> {
                 tensor: mesh.tensor(),
                 expert: mesh.expert(),
                 expert_shards: Some(mesh.expert_shards()),
+                instances: mesh.instances(),
                 levels: self.config.mesh.levels,
                 kernel_bytes: self.kernel_bytes(),
                 signal_by: self.config.signal_by,

@@ -187,17 +187,19 @@ impl Session {
         } else {
             (
                 "gradients are summed over other replicas or in other blocks of ranks",
-                "mesh.dp_replicate and mesh.levels",
+                "mesh.dp_replicate, mesh.optimizer_instances and mesh.levels",
             )
         };
         tracing::warn!(
             saved_replicas = ?saved.replicas,
             saved_tp = saved.tensor,
             saved_experts = ?saved.experts,
+            saved_optimizer_instances = saved.optimizer_instances,
             saved_levels = ?saved.levels,
             replicas = mesh.replicas(),
             tp = mesh.tensor(),
             ?experts,
+            optimizer_instances = mesh.instances(),
             levels = ?mesh.levels().blocks(),
             "{what} than in the run that was saved, and round otherwise; to go on with its bits set {keys} to those that \
              were saved"
@@ -222,6 +224,7 @@ fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
         return true;
     }
     let is_summed_otherwise = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas())
+        || saved.optimizer_instances != mesh.instances()
         || saved.levels != mesh.levels().blocks();
     plan.policy.reduce == Reduce::Ordered
         && is_summed_otherwise

@@ -30,8 +30,8 @@ pub(super) struct Collected {
     pub(super) completed_later: bool,
     /// The groups it is summed over, one after the other.
     pub(super) levels: Vec<SumLevel>,
-    /// From the reduced rows to their sums over the replicas; empty where there is one.
-    pub(super) over_replicas: Vec<(SlotId, SlotId)>,
+    /// Of the ranks with the same rows, from these to their sums over all of them; empty where a rank alone has them.
+    pub(super) over_copies: Vec<(Group, Vec<(SlotId, SlotId)>)>,
     /// What is accumulated by a task of its own.
     pub(super) rows: Vec<Rows>,
 }
@@ -95,7 +95,7 @@ impl Collected {
             alike,
             completed_later: false,
             levels: Vec::new(),
-            over_replicas: Vec::new(),
+            over_copies: Vec::new(),
             rows: Vec::new(),
         }
     }
@@ -133,7 +133,7 @@ impl Collected {
         let squares = (ends && draft.updates)
             .then(|| draft.transient(format!("{name} squares"), Content::Squares(weight)));
         let collective = draft.policy.collectives_sum(travels_in);
-        let replicated = mesh.size(shard.copies()) > 1 && !layout.is_in_slices();
+        let replicated = mesh.size(shard.copies()) > 1;
         let reduced = (collective || replicated).then(|| {
             let named = format!("{name} reduced gradient of {label}");
             draft.transient(named, Content::ReducedGradient(weight, call))
@@ -179,7 +179,11 @@ impl Collected {
         if replicated {
             let named = format!("{name} gradient of {label} over all replicas");
             from = draft.transient(named, Content::SummedGradient(weight, call));
-            self.over_replicas.push((reduced, from));
+            let copies = shard.copies();
+            match self.over_copies.iter_mut().find(|(group, _)| *group == copies) {
+                Some((_, pairs)) => pairs.push((reduced, from)),
+                None => self.over_copies.push((copies, vec![(reduced, from)])),
+            }
         }
         self.rows.push(Rows { weight, from, first: begins, squares });
     }

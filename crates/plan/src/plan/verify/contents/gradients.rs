@@ -280,6 +280,7 @@ impl Run<'_> {
             (layout.placement, self.plan.weights.mesh.size(layout.shard.copies()) > 1)
         };
         let some = self.plan.weights.mesh.size(group) > 1;
+        let in_slices = |weight| self.plan.weights.layout(weight).is_in_slices();
         let (placement, replicated) = match self.plan.arena.slot(slot).content {
             Content::Gradient(weight, _)
             | Content::WireGradient(weight, _)
@@ -292,9 +293,7 @@ impl Run<'_> {
             | Content::LocalGrad(weight)
             | Content::MainGrad(weight) => layout(weight),
             // Of no gradient; the group tells which sum was meant.
-            _ if some && matches!(group, Group::Replicate | Group::ExpertReplica) => {
-                (Placement::Sharded, true)
-            }
+            _ if some && group.is_of_copies() => (Placement::Sharded, true),
             _ => (Placement::Replicated, self.plan.weights.mesh.replicas() > 1),
         };
         let (needs, remedy) = match (placement, self.slots.held(slot)) {
@@ -317,6 +316,10 @@ impl Run<'_> {
             (Placement::Sharded, Held::SummedGradient(..)) => (
                 "gradient rows that were not summed over the replicas before",
                 "sum each gradient over the replicas once, or it counts as often as there are replicas",
+            ),
+            (Placement::Sharded, Held::ReducedGradient(weight, _)) if in_slices(*weight) => (
+                "the other optimizer instances to sum slices of gradients with, since replicas of one have different slices",
+                "sum slices over the instances group",
             ),
             (Placement::Sharded, Held::ReducedGradient(..)) => (
                 "the other replicas to sum reduced gradient rows with, since ranks of one replica hold different rows",

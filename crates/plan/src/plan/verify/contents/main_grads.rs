@@ -89,7 +89,7 @@ impl Run<'_> {
         from: SlotId,
     ) -> Verdict<BTreeSet<CallId>> {
         let layout = self.plan.weights.layout(weight);
-        let replicated = self.plan.weights.mesh.size(layout.shard.copies()) > 1 && !layout.is_in_slices();
+        let replicated = self.plan.weights.mesh.size(layout.shard.copies()) > 1;
         let (what, remedy) = match (placement, self.slots.held(from)) {
             (Placement::Sharded, Held::ReducedGradient(of, calls)) if *of == weight && !replicated => {
                 return Ok(calls.clone());

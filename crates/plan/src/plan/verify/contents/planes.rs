@@ -78,9 +78,11 @@ impl Run<'_> {
         self.fill(task, to, held)
     }
 
-    /// Slices of a shard are with the ranks at one place of all replicas, those of an expert with its copies.
+    /// Slices of a shard are with the ranks at one place of all replicas, those of an expert with its copies: of those of
+    /// an optimizer instance.
     pub(super) fn publishes_over(&self, task: TaskId, group: Group, weight: WeightId) -> Verdict<()> {
-        if self.plan.weights.mesh.alike(group, self.plan.weights.layout(weight).shard.copies()) {
+        let mesh = self.plan.weights.mesh;
+        if mesh.alike(group, self.plan.weights.layout(weight).shard.slicers(mesh)) {
             return Ok(());
         }
         let name = self.name(weight);

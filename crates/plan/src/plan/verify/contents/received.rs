@@ -62,7 +62,8 @@ impl Run<'_> {
             }
             let left = target.wire();
             self.travels_on(task, weight, (left, is_last))?;
-            let held = match (is_last, layout.is_in_slices()) {
+            let is_over_all = layout.is_in_slices() && mesh.size(layout.shard.copies()) == 1;
+            let held = match (is_last, is_over_all) {
                 (true, false) => Held::ReducedGradient(weight, calls),
                 (true, true) => Held::SummedGradient(weight, calls),
                 (false, _) => Held::PartialGradient(weight, calls, level, left),
@@ -77,13 +78,15 @@ impl Run<'_> {
             let remedy = "leave the sums as they are and sum them at the next level first";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        if mesh.size(layout.shard.copies()) > 1 && !layout.is_in_slices() {
+        if mesh.size(layout.shard.copies()) > 1 {
             let name = self.name(weight);
-            let problem = format!(
-                "adds the gradient of `{name}` to the main grad, summed over the ranks of one replica"
+            let of = if layout.is_in_slices() { "optimizer instance" } else { "replica" };
+            let problem =
+                format!("adds the gradient of `{name}` to the main grad, summed over the ranks of one {of}");
+            let remedy = format!(
+                "leave the sums as they are and sum them over the {of}s first, or each {of} goes on with gradients of its own"
             );
-            let remedy = "leave the sums as they are and sum them over the replicas first, or each replica goes on with gradients of its own";
-            return self.wrong_accumulation(task, problem, remedy);
+            return self.wrong_accumulation(task, problem, &remedy);
         }
         self.contribute(task, weight, calls, into, target == SumTarget::First)?;
         squares.map_or(Ok(()), |squares| self.take_squares(task, weight, into, squares))
