@@ -51,6 +51,8 @@ pub enum Group {
     ExpertRows,
     /// As [`Group::Level`], for the weights of experts.
     ExpertLevel(LevelId),
+    /// As [`Group::Level`], of the world in place of a replica: for weights that every rank has whole.
+    WorldLevel(LevelId),
 }
 
 impl Group {
@@ -102,7 +104,10 @@ impl std::fmt::Display for Group {
             Self::ExpertReplica => formatter.write_str("expert_replica"),
             Self::ExpertInstance => formatter.write_str("expert_instance"),
             Self::ExpertRows => formatter.write_str("expert_rows"),
-            Self::Level(level) | Self::ReplicaLevel(level) | Self::ExpertLevel(level) => level.fmt(formatter),
+            Self::Level(level)
+            | Self::ReplicaLevel(level)
+            | Self::ExpertLevel(level)
+            | Self::WorldLevel(level) => level.fmt(formatter),
         }
     }
 }

@@ -7,8 +7,8 @@
 //! are shards like others. The weights of experts divide the same ranks otherwise: rank = (copy · expert shards +
 //! expert shard) · ep + place among experts. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere
 //! else: everything that needs their numbers, or how many they are, asks there. Optimizer instances are blocks of
-//! replicas in a row, of as many each ([`Mesh::with_instances`]). In which order gradients are summed
-//! over a replica is said by [`Mesh::tree`]: a replica of up to 8 ranks has one level by itself, all ranks in order.
+//! replicas in a row, of as many each ([`Mesh::with_instances`]). In which order gradients are summed over a replica,
+//! or the world, is said by [`Mesh::tree`]: up to 8 ranks have one level by themselves, all ranks in order.
 
 use serde::{Serialize, Serializer};
 
@@ -245,7 +245,9 @@ impl Mesh {
             Group::Replica => Strides::new(1, self.of_replica()),
             Group::Context => Strides::new(self.tensor, self.context),
             Group::Tensor => Strides::new(1, self.tensor),
-            Group::Level(_) | Group::ReplicaLevel(_) | Group::ExpertLevel(_) => self.level(group),
+            Group::Level(_) | Group::ReplicaLevel(_) | Group::ExpertLevel(_) | Group::WorldLevel(_) => {
+                self.level(group)
+            }
             Group::Expert => Strides::new(1, self.expert),
             Group::ExpertShard => Strides::new(self.expert, self.expert_shards),
             Group::ExpertReplica => Strides::new(self.of_experts(), self.ranks() / self.of_experts()),
@@ -264,8 +266,9 @@ impl Mesh {
         let of_experts = self
             .tree(Group::ExpertShard)
             .filter(move |group| self.has_experts() && *group != Group::ExpertShard);
+        let of_world = self.tree(Group::World).filter(|group| !group.is_world());
         let named = [Group::World, Group::Shard, Group::Replicate].into_iter();
-        let named = named.chain(levels).chain(of_replica).chain(of_experts);
+        let named = named.chain(levels).chain(of_replica).chain(of_experts).chain(of_world);
         let instances = [Group::Instance, Group::Instances, Group::ExpertInstance];
         let instances = instances.into_iter().filter(move |_| self.instances > 1);
         let others = [Group::Replica, Group::Context, Group::Tensor];

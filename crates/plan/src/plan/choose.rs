@@ -184,7 +184,10 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
 /// Are these the ranks of a level above the first?
 const fn is_further(group: Group) -> bool {
     match group {
-        Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level) => level.index() > 0,
+        Group::Level(level)
+        | Group::ReplicaLevel(level)
+        | Group::ExpertLevel(level)
+        | Group::WorldLevel(level) => level.index() > 0,
         _ => group.is_of_copies(),
     }
 }

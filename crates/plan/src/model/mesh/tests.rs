@@ -331,3 +331,35 @@ fn levels_cut_experts_by_the_blocks_that_cut_the_world() {
     let error = odd.with_levels(Levels::new(&[8]).unwrap()).unwrap_err();
     let DeclareError::Level { level: 8, experts: (3, 16), next: 12, .. } = error else { panic!("{error}") };
 }
+
+/// Whatever replicas, tensor-parallel groups and experts there are, the world has all blocks that the mesh keeps, and
+/// these divide it: what all ranks have is summed over each of them once.
+#[test]
+fn the_tree_over_the_world_has_every_block_of_the_mesh_and_these_divide_it() {
+    let tree = |mesh: Mesh| mesh.tree(Group::World).map(|group| mesh.strides(group)).collect::<Vec<_>>();
+    let of = |stride, count| Strides::new(stride, count);
+    for (ranks, replicas) in [(1, 1), (8, 1), (16, 2), (12, 1), (36, 2)] {
+        assert_eq!(tree(Mesh::hybrid(ranks, replicas).unwrap()), [of(1, ranks)], "{ranks}, {replicas}");
+    }
+    assert_eq!(tree(Mesh::new(4096).unwrap()), [of(1, 8), of(8, 512)]);
+    assert_eq!(tree(Mesh::hybrid(64, 2).unwrap()), [of(1, 8), of(8, 8)]);
+    assert_eq!(tree(Mesh::of(64, 2, 16, None).unwrap()), [of(1, 8), of(8, 8)]);
+    let levels = Levels::new(&[4, 32]).unwrap();
+    assert_eq!(tree(Mesh::of(64, 1, 1, Some(levels)).unwrap()), [of(1, 4), of(4, 8), of(32, 2)]);
+    for ranks in 1..=96 {
+        let of_ranks = |most| (1..=most).filter(move |number| ranks % number == 0);
+        for (replicas, tensor) in of_ranks(ranks).flat_map(|one| of_ranks(8).map(move |two| (one, two))) {
+            let Ok(mesh) = Mesh::of(ranks, replicas, tensor, None) else { continue };
+            let meshes = of_ranks(8).filter_map(|ep| mesh.with_experts(ep, None).ok()).chain([mesh]);
+            for (mesh, block) in meshes.flat_map(|mesh| (2..=ranks).map(move |block| (mesh, block))) {
+                let Ok(mesh) = mesh.with_levels(Levels::new(&[block]).unwrap()) else { continue };
+                let blocks = mesh.levels();
+                assert!(blocks.blocks().iter().all(|block| ranks.is_multiple_of(*block)), "{mesh}: {block}");
+                let (groups, depth) = (mesh.tree(Group::World), mesh.depth(Group::World));
+                assert_eq!(depth, blocks.blocks().len() + 1);
+                let all = groups.map(|group| mesh.size(group)).product::<u32>();
+                assert_eq!(all, ranks, "{mesh}, {block}");
+            }
+        }
+    }
+}

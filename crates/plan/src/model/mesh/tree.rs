@@ -1,7 +1,8 @@
 //! In which order gradients are summed: levels of blocks of ranks.
 //!
-//! Law: the tree over a group is the same for every weight whose rows are sharded over that group, and each of its sums
-//! adds in rank order.
+//! Law: the tree over a group is the same for every weight whose rows are sharded over that group, or that all of its
+//! ranks have whole, and each of its sums adds in rank order. A mesh keeps no blocks that do not divide the world
+//! ([`Mesh::with_levels`]), so all blocks of a level have as many ranks.
 
 use super::Mesh;
 use crate::model::{Group, Levels, Strides};
@@ -16,15 +17,16 @@ struct Reach {
 
 impl Mesh {
     /// Over which groups, one after the other, gradients of a weight are summed, whose rows are sharded `over` a group,
-    /// [`Group::Shard`], [`Group::Replica`] or [`Group::ExpertShard`]: over all its ranks at once; or with levels over
-    /// those in a block, then over those at one place of the blocks of the level before, and so on. Each adds in rank
-    /// order.
+    /// [`Group::Shard`], [`Group::Replica`] or [`Group::ExpertShard`], or that all ranks of [`Group::World`] have
+    /// whole: over all its ranks at once; or with levels over those in a block, then over those at one place of the
+    /// blocks of the level before, and so on. Each adds in rank order.
     pub fn tree(self, over: Group) -> impl ExactSizeIterator<Item = Group> {
         let depth = self.depth(over);
         let group = move |level| match over {
             _ if depth == 1 => over,
             Group::Replica => Group::ReplicaLevel(LevelId::at(level)),
             Group::ExpertShard => Group::ExpertLevel(LevelId::at(level)),
+            Group::World => Group::WorldLevel(LevelId::at(level)),
             _ => Group::Level(LevelId::at(level)),
         };
         (0..depth).map(group)
@@ -46,6 +48,8 @@ impl Mesh {
                 reach.within / self.block(level.index(), reach)
             }
             Group::Shard | Group::Replicate | Group::World | Group::Replica => 1,
+            // An all-reduce leaves all of a gradient.
+            Group::WorldLevel(_) => 1,
             Group::Context | Group::Tensor | Group::Instance | Group::Instances => 1,
             Group::Expert | Group::ExpertShard | Group::ExpertReplica => 1,
             Group::ExpertInstance | Group::ExpertRows => 1,
@@ -55,7 +59,10 @@ impl Mesh {
     /// The ranks whose sums a level adds up.
     pub(super) const fn level(self, group: Group) -> Strides {
         let level = match group {
-            Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level) => level.index(),
+            Group::Level(level)
+            | Group::ReplicaLevel(level)
+            | Group::ExpertLevel(level)
+            | Group::WorldLevel(level) => level.index(),
             _ => 0,
         };
         let reach = self.reach(group);
@@ -82,6 +89,7 @@ impl Mesh {
             Group::ExpertShard | Group::ExpertLevel(_) => {
                 Reach { apart: self.expert, within: self.of_experts() }
             }
+            Group::World | Group::WorldLevel(_) => Reach { apart: 1, within: self.ranks() },
             _ => Reach { apart: self.tensor, within: self.of_replica() },
         }
     }
