@@ -109,6 +109,7 @@ fn is_of_a_weight(content: Content) -> bool {
         "ReceivedPartial",
         "ReducedGradient",
         "SummedGradient",
+        "BlockGrad",
         "Round",
     ];
     let name = format!("{content:?}");

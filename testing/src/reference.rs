@@ -128,6 +128,19 @@ pub fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
         .unwrap()
 }
 
+/// Added over a group of a mesh, of whose ranks these are: those of a block first, then blocks, whose sums travel so.
+pub fn sum_in_levels(mesh: Mesh, over: Group, ranks: Vec<Vec<f32>>, wire: WireType) -> Vec<f32> {
+    let in_blocks = |sums: Vec<Vec<f32>>, group| {
+        let blocks = sums.chunks(mesh.size(group) as usize);
+        let mut sums: Vec<Vec<f32>> = blocks.map(|block| sum(block.iter().cloned())).collect();
+        if sums.len() > 1 {
+            sums.iter_mut().for_each(|values| travel(values, wire));
+        }
+        sums
+    };
+    mesh.tree(over).fold(ranks, in_blocks).remove(0)
+}
+
 /// How gradients are reduced, and over whom.
 #[derive(Clone, Copy)]
 pub struct Reducing {
@@ -208,19 +221,10 @@ pub fn mean_over(mesh: Mesh, ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype:
             travel(&mut values, WireType::of_sums(dtype, WireType::BLOCK));
             values
         };
+        // What travels on is rounded as contributions are.
         let of_replica = |replica: &[Vec<Vec<f32>>]| {
-            let each: Vec<Vec<f32>> = replica.iter().map(sent).collect();
-            let in_blocks = |sums: Vec<Vec<f32>>, group| {
-                let mut sums: Vec<Vec<f32>> =
-                    sums.chunks(mesh.size(group) as usize).map(|block| sum(block.iter().cloned())).collect();
-                // What travels on is rounded as contributions are.
-                if sums.len() > 1 {
-                    sums.iter_mut()
-                        .for_each(|values| travel(values, WireType::of_sums(dtype, WireType::BLOCK)));
-                }
-                sums
-            };
-            mesh.tree(Group::Shard).fold(each, in_blocks).remove(0)
+            let wire = WireType::of_sums(dtype, WireType::BLOCK);
+            sum_in_levels(mesh, Group::Shard, replica.iter().map(sent).collect(), wire)
         };
         let over_ranks = sum(ranks.chunks(shards).map(of_replica));
         over_ranks.iter().map(|sum| sum * factor).collect()

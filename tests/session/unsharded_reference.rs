@@ -12,14 +12,15 @@
 //! library. Layers of those widths, on two ranks, are in `unsharded_widths`.
 
 use warpweft_format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape, Via};
-use warpweft_plan::model::{Group, Levels};
+use warpweft_plan::model::{Group, Levels, Mesh};
+use warpweft_plan::op::WireType;
 use warpweft_plan::policy::{AcrossMicroBatches, Backward, ReduceDtype, ReduceEvery};
 use warpweft_session::config::{Capture, Config, Scaling};
 use warpweft_testing::products::{outer, times};
 use warpweft_testing::random_weight::amax;
 use warpweft_testing::reference::{
     Parameter, RATE, Reducing, mean_over, scaling, stored_values, stored_values_by, stored_values_delayed,
-    sum,
+    sum, sum_in_levels,
 };
 use warpweft_testing::trainer::{self, SIZE, Shaped, Trainer, losses, within_a_minute};
 
@@ -57,11 +58,13 @@ fn one_rank(
     (loss, gradients, of_bias)
 }
 
-/// A replicated gradient: each rank scales and adds its contributions, then ranks are summed.
-fn replicated_mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
+/// A replicated gradient: each rank scales and adds its contributions, then ranks are summed in the levels of the
+/// world.
+fn replicated_mean(mesh: Mesh, ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
     let factor = 1.0 / (ranks.len() as u32 * micro_batches) as f32;
     let scaled = |values: &Vec<f32>| values.iter().map(|value| value * factor).collect::<Vec<f32>>();
-    sum(ranks.iter().map(|contributions| sum(contributions.iter().map(scaled))))
+    let own = ranks.iter().map(|contributions| sum(contributions.iter().map(scaled))).collect();
+    sum_in_levels(mesh, Group::World, own, WireType::F32)
 }
 
 fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>, steps: u32) -> Vec<u32> {
@@ -153,7 +156,7 @@ fn repeated_reference(
             .iter()
             .map(|steps| steps.iter().flatten().flat_map(|(_, _, of_bias)| of_bias.clone()).collect())
             .collect::<Vec<_>>();
-        bias.update(&of_steps(replicated_mean(&of_bias, micro_batches)), step as i32 + 1);
+        bias.update(&of_steps(replicated_mean(reducing.mesh(), &of_bias, micro_batches)), step as i32 + 1);
     }
     found
 }

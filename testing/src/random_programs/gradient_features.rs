@@ -4,7 +4,7 @@
 
 use warpweft_format::ElementType;
 use warpweft_plan::model::{Call, Gradient, Group, Placement};
-use warpweft_plan::op::{Op, SumGradient, SumTarget, WireType};
+use warpweft_plan::op::{AllReduce, Op, SumGradient, SumTarget, WireType};
 use warpweft_plan::plan::StepPlan;
 use warpweft_plan::policy::ReduceDtype;
 
@@ -60,6 +60,18 @@ pub(super) fn features() -> Vec<Feature> {
             };
             let of = if replicated { "several replicas" } else { "one replica" };
             all.push((format!("gradients summed in {levels} levels in {of}"), Box::new(has)));
+        }
+    }
+    for levels in 2..=3 {
+        for replicas in [false, true] {
+            let has = move |_: &Sample, plan: &StepPlan| {
+                let is_sum =
+                    |op: &Op| matches!(op, Op::AllReduce(AllReduce { group: Group::WorldLevel(_), .. }));
+                let sums = plan.tasks.iter().filter(|task| is_sum(&task.op)).count();
+                (sums, plan.weights.mesh.replicas() > 1) == (levels, replicas)
+            };
+            let of = if replicas { "several replicas" } else { "one replica" };
+            all.push((format!("replicated weights summed in {levels} levels in {of}"), Box::new(has)));
         }
     }
     for over in [Group::Shard, Group::Replica] {

@@ -3,11 +3,15 @@
 use warpweft_base::id::{LevelId, SlotId};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Group, Levels, Mesh};
-use warpweft_plan::op::{ExchangeGradient, Op, ReducePart, SumGradient, SumTarget, WireType};
+use warpweft_plan::op::{
+    Accumulate, AllReduce, ExchangeGradient, Op, ReducePart, SumGradient, SumTarget, WireType,
+};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
-use warpweft_plan::policy::ReduceDtype;
+use warpweft_plan::policy::{Reduce, ReduceDtype};
 
-use super::edit::{position, recount, reduced, refused, relocate, remove, spread, summed};
+use super::edit::{
+    position, recount, reduced, refused, relocate, remove, repeat, slot, spread, summed, twin, weight,
+};
 use super::programs::{accumulating_program, policy, replicated_training};
 
 /// Two micro-batches on 8 ranks that sum in pairs, then in pairs of these, then over both.
@@ -218,4 +222,125 @@ fn levels_that_a_mesh_does_not_have_are_refused() {
     set_group(&mut plan, task, level(1));
     recount(&mut plan);
     refused(&plan, &["PL-4", "over the level 1 group", "sum over: shard"]);
+}
+
+/// The sum of replicated weights at a level of the world.
+fn sum_of_all(plan: &StepPlan, at: u32) -> usize {
+    let level = Group::WorldLevel(LevelId::new(at));
+    position(plan, 0, |op| matches!(op, Op::AllReduce(AllReduce { group, .. }) if *group == level))
+}
+
+fn all_reduce(plan: &mut StepPlan, task: usize) -> &mut AllReduce {
+    match &mut plan.tasks[task].op {
+        Op::AllReduce(op) => op,
+        other => panic!("a {} is no all-reduce", other.name()),
+    }
+}
+
+#[test]
+fn gradients_of_replicated_weights_are_summed_once_at_each_level_of_the_world() {
+    let mut plan = training();
+    let norm = weight(&plan, "norm");
+    let sums: Vec<usize> = (0..3).map(|at| sum_of_all(&plan, at)).collect();
+    assert!(sums.is_sorted());
+    let of_world = |op: &Op| matches!(op, Op::AllReduce(op) if op.group.is_world());
+    assert!(!plan.tasks.iter().any(|task| of_world(&task.op) && task.subject.contains("replicated")));
+    let through = sums.iter().map(|task| all_reduce(&mut plan, *task).pairs[0]).collect::<Vec<_>>();
+    let through: Vec<_> =
+        through.into_iter().map(|(from, to)| (content(&plan, from), content(&plan, to))).collect();
+    let [first, second] = [0, 1].map(|level| Content::BlockGrad(norm, LevelId::new(level)));
+    let [own, main] = [Content::LocalGrad(norm), Content::MainGrad(norm)];
+    assert_eq!(through, [(own, first), (first, second), (second, main)]);
+}
+
+/// A library that sums has an order of its own, which blocks do not change.
+#[test]
+fn gradients_of_replicated_weights_are_summed_at_once_where_a_library_sums() {
+    let mesh = training().weights.mesh;
+    let policy = Policy { reduce: Reduce::Nccl, ..policy() };
+    let plan = StepPlan::build(&accumulating_program(2), &policy, mesh).unwrap();
+    verify(&plan).unwrap();
+    let groups: Vec<Group> = plan.tasks.iter().filter_map(|task| task.op.group()).collect();
+    assert!(!groups.iter().any(|group| matches!(group, Group::WorldLevel(_))), "{groups:?}");
+}
+
+/// PL-4. Over other ranks, or at another level's turn, ranks are counted twice or not at all.
+#[test]
+fn sums_of_replicated_weights_over_the_wrong_ranks_are_refused() {
+    let of_world = |at| Group::WorldLevel(LevelId::new(at));
+    let wrong = [(0, of_world(1)), (0, Group::World), (1, of_world(0)), (1, of_world(2)), (2, of_world(1))];
+    for (at, wrong) in wrong {
+        let mut plan = training();
+        let task = sum_of_all(&plan, at);
+        all_reduce(&mut plan, task).group = wrong;
+        recount(&mut plan);
+        let needs =
+            if at == 0 { "the ranks of one block to sum" } else { "the ranks of the next level to sum" };
+        let error = refused(&plan, &["PL-4", needs]);
+        assert!(matches!(error, VerifyError::Gradient { .. }));
+    }
+}
+
+/// PL-4. A level that is left out leaves its ranks out.
+#[test]
+fn a_level_of_the_world_that_is_left_out_is_refused() {
+    let mut plan = training();
+    spread(&mut plan);
+    let [first, second, third] = [0, 1, 2].map(|at| sum_of_all(&plan, at));
+    let below = all_reduce(&mut plan, second).pairs.clone();
+    for (pair, (from, _)) in all_reduce(&mut plan, third).pairs.iter_mut().zip(&below) {
+        pair.0 = *from;
+    }
+    refused(&plan, &["PL-4", "the ranks of the next level to sum", "of one block of level 0"]);
+    let mut plan = training();
+    spread(&mut plan);
+    let into: Vec<SlotId> = all_reduce(&mut plan, third).pairs.iter().map(|(_, to)| *to).collect();
+    for (pair, to) in all_reduce(&mut plan, first).pairs.iter_mut().zip(into) {
+        pair.1 = to;
+    }
+    refused(&plan, &["PL-6", "of one block of level 0", "declared for other content"]);
+}
+
+/// PL-4. A level that is summed a second time counts its ranks twice.
+#[test]
+fn a_level_of_the_world_that_is_summed_twice_is_refused() {
+    let mut plan = training();
+    spread(&mut plan);
+    let first = sum_of_all(&plan, 0);
+    repeat(&mut plan, first);
+    let (_, made) = all_reduce(&mut plan, first).pairs[0];
+    let again = twin(&mut plan, made);
+    all_reduce(&mut plan, first + 1).pairs = vec![(made, again)];
+    refused(&plan, &["PL-4", "the ranks of the next level to sum", "over each level of the world once"]);
+}
+
+/// PL-4. What a block's slot held before its sum is made is no sum of it.
+#[test]
+fn a_stale_sum_of_a_block_is_refused() {
+    let mut plan = training();
+    spread(&mut plan);
+    let [first, second] = [0, 1].map(|at| sum_of_all(&plan, at));
+    relocate(&mut plan, second, first);
+    refused(&plan, &["PL-4", "needs the gradient sum of a block of the level before"]);
+    let mut plan = training();
+    spread(&mut plan);
+    let norm = weight(&plan, "norm");
+    let made = slot(&plan, Content::BlockGrad(norm, LevelId::new(0)));
+    let other = twin(&mut plan, made);
+    all_reduce(&mut plan, second).pairs[0].0 = other;
+    refused(&plan, &["PL-4", "over the ranks of one block first"]);
+}
+
+/// PL-4. A block that was summed before its ranks added up all of a step lacks what came after.
+#[test]
+fn a_sum_of_a_block_from_before_the_last_contribution_is_refused() {
+    let mut plan = training();
+    spread(&mut plan);
+    let norm = weight(&plan, "norm");
+    let adds = |op: &Op| matches!(op, Op::Accumulate(Accumulate { weight, .. }) if *weight == norm);
+    let last = plan.tasks.iter().rposition(|task| adds(&task.op)).unwrap();
+    let first = sum_of_all(&plan, 0);
+    relocate(&mut plan, first, last);
+    let error = refused(&plan, &["PL-4", "it was added to slot", "no all-reduce after that"]);
+    assert!(matches!(error, VerifyError::LostGradient { .. }));
 }

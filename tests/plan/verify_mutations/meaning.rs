@@ -24,6 +24,7 @@ use warpweft_plan::op::{
     AdamOperand, CastVote, ClearFault, Compute, GatherPart, MasterOperand, Op, OperandRole,
 };
 use warpweft_plan::plan::StepPlan;
+use warpweft_plan::policy::Reduce;
 
 /// A value, as the fingerprint of how it came to be.
 pub(crate) type Term = u64;
@@ -295,6 +296,23 @@ impl<'p> Memory<'p> {
         let is_it = |of: &Group| mesh.alike(*of, group) && shape(*of) == shape(group);
         let level = groups.iter().position(is_it)?;
         Some((LevelId::at(level), level + 1 == groups.len()))
+    }
+
+    /// What a sum over a group leaves of a weight that every rank has whole, after the sums of so many levels: the main
+    /// grad, if these are all ranks or the last blocks there are.
+    pub(crate) fn summed_of_world(&self, weight: WeightId, below: usize, group: Group) -> Option<Content> {
+        let (mesh, policy) = (self.plan.weights.mesh, &self.plan.policy);
+        let levels = mesh.levels();
+        let blocks = if policy.reduce == Reduce::Nccl { &[][..] } else { levels.blocks() };
+        let ranks = |level: usize| blocks.get(level).copied().unwrap_or(mesh.ranks());
+        let before = below.checked_sub(1).map_or(1, ranks);
+        let members = mesh.members(RankId::new(0), group).map(RankId::number);
+        let is_level = below <= blocks.len() && members.eq((0..ranks(below)).step_by(before as usize));
+        let left = || match below == blocks.len() {
+            true => Content::MainGrad(weight),
+            false => Content::BlockGrad(weight, LevelId::at(below)),
+        };
+        is_level.then(left)
     }
 
     /// Whose rows a group sums, what shape they have and how many slices of it: a slice is what replicas sum, and

@@ -193,7 +193,10 @@ impl Memory<'_> {
                 for ((from, to), cell) in op.pairs.iter().zip(read) {
                     let wanted = match self.content(*from) {
                         Content::LocalAmax(bucket) => Some(Content::ReducedAmax(bucket)),
-                        Content::LocalGrad(weight) => Some(Content::MainGrad(weight)),
+                        Content::LocalGrad(weight) => self.summed_of_world(weight, 0, op.group),
+                        Content::BlockGrad(weight, below) => {
+                            self.summed_of_world(weight, below.index() + 1, op.group)
+                        }
                         Content::ReducedGradient(weight, call) => Some(Content::SummedGradient(weight, call)),
                         _ => None,
                     };

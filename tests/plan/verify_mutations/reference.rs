@@ -430,7 +430,14 @@ fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32
     let factor = 1.0 / (counted * sample.program.micro_batches()) as f32;
     let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * factor).collect::<Vec<f32>>();
     if sample.program.model().weight(weight).unwrap().placement == Placement::Replicated {
-        return sum(ranks.iter().map(|of| sum(of.iter().map(|(.., values)| scaled(values.clone())))));
+        let own = |of: &&Gradients| sum(of.iter().map(|(.., values)| scaled(values.clone())));
+        let mesh = sample.mesh();
+        let (mut sums, mut before) = (ranks.iter().map(own).collect::<Vec<_>>(), 1);
+        for block in mesh.levels().blocks().iter().copied().chain([mesh.ranks()]) {
+            sums = sums.chunks((block / before) as usize).map(|of| sum(of.iter().cloned())).collect();
+            before = block;
+        }
+        return sums.remove(0);
     }
     // What a rank adds before anything is reduced.
     let together = |of: &Gradients| -> Vec<Vec<f32>> {

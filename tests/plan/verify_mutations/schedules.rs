@@ -49,7 +49,7 @@ fn the_parts_of_a_sum_leave_the_masters_of_a_trainer_that_adds_the_same_gradient
     let mut left = programs;
     // Where a collective sums, it does so in rank order, and the trainer in the levels of the mesh.
     let is_flat = |sample: &Sample| {
-        [Group::Replica, Group::ExpertShard].map(|over| sample.mesh().depth(over)) == [1; 2]
+        [Group::Replica, Group::ExpertShard, Group::World].map(|over| sample.mesh().depth(over)) == [1; 3]
     };
     let sums_alike = |sample: &Sample| sample.reduce == Reduce::Ordered || is_flat(sample);
     for (seed, sample, prologue, _) in

@@ -42,6 +42,8 @@ pub enum Content {
     MainGrad(WeightId),
     /// A rank's own sum of gradients of a replicated weight, before the all-reduce.
     LocalGrad(WeightId),
+    /// Those of this rank's block of a level, which is not the last, added up: as large.
+    BlockGrad(WeightId, LevelId),
     /// The rank's quantized rows in one stored orientation: data plane, then scale plane.
     Shard(WeightId, Orientation),
     /// All slices of such a shard, where each replica has one, one after the other.
@@ -164,6 +166,7 @@ impl Content {
             | Self::ReceivedPartial(..)
             | Self::ReducedGradient(..)
             | Self::SummedGradient(..)
+            | Self::BlockGrad(..)
             | Self::Round(..) => true,
             Self::Master(_)
             | Self::MasterRemainder(_)
@@ -233,6 +236,7 @@ impl Content {
             Self::Master(weight)
             | Self::MainGrad(weight)
             | Self::LocalGrad(weight)
+            | Self::BlockGrad(weight, _)
             | Self::ReducedGradient(weight, _)
             | Self::SummedGradient(weight, _) => f32s(layout(weight).stored_elements()),
             Self::Shard(weight, orientation) => {

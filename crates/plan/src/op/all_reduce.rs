@@ -16,8 +16,9 @@ pub enum Reduction {
 }
 
 /// Combines f32 slots of all ranks of a group, element by element, into a slot of each of them. A sum of
-/// reduced gradients over replicas is one of these, in f32 whatever the gradients travelled in before. Each element
-/// is combined in rank order, by every rank or, where that saves enough bytes, by one for all.
+/// reduced gradients over replicas is one of these, in f32 whatever the gradients travelled in before; that of
+/// replicated weights is one for each level of the world. Each element is combined in rank order, by every rank or,
+/// where that saves enough bytes, by one for all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct AllReduce {
     /// Sum or maximum.

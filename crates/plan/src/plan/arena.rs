@@ -214,6 +214,7 @@ const fn is_reduced(content: Content) -> bool {
             | Content::ReceivedPartial(..)
             | Content::ReducedGradient(..)
             | Content::SummedGradient(..)
+            | Content::BlockGrad(..)
     )
 }
 

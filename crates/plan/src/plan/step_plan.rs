@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::GatherStart;
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
-use crate::model::{Accumulation, BufferSpec, Call};
+use crate::model::{Accumulation, BufferSpec, Call, Group, Mesh};
 use crate::op::{Op, WireType};
 use crate::policy::{AcrossMicroBatches, Backward, Columnwise, Reduce, ReduceDtype, ReduceEvery};
 use warpweft_base::errors::shown;
@@ -55,6 +55,16 @@ impl Policy {
     #[must_use]
     pub fn collectives_sum(&self, wire: WireType) -> bool {
         (self.reduce, wire) == (Reduce::Nccl, WireType::F32)
+    }
+
+    /// Over which groups, one after the other, gradients of replicated weights are summed: the mesh's
+    /// [tree](Mesh::tree) over the world, or the world where a library sums, which has an order of its own.
+    #[must_use]
+    pub fn tree_of_replicated(&self, mesh: Mesh) -> Vec<Group> {
+        match self.collectives_sum(WireType::F32) {
+            true => vec![Group::World],
+            false => mesh.tree(Group::World).collect(),
+        }
     }
 }
 

@@ -15,10 +15,10 @@
 //! summed over as replicas are. Where collectives sum
 //! ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum over the replicas
 //! stands right after it, and accumulation one call further. A replica of one rank exchanges nothing. A replicated
-//! weight's gradient is accumulated locally, and one all-reduce over all ranks carries all of them together. The
-//! first contribution of a step overwrites, unless the step continues a sum that steps before it began: then none
-//! does. Gradients of one group that one call completes are one collective, and one sum. What accumulates a sharded
-//! weight's last contribution of a step takes the squares of the main grad for the norm.
+//! weight's gradient is accumulated locally, and one all-reduce over all ranks, in levels one for each, carries all
+//! of them together. The first contribution of a step overwrites, unless the step continues a sum that steps before
+//! it began: then none does. Gradients of one group that one call completes are one collective, and one sum. What
+//! accumulates a sharded weight's last contribution of a step takes the squares of the main grad for the norm.
 //!
 //! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
 //! [`ReduceDtype`]: crate::policy::ReduceDtype
@@ -33,13 +33,13 @@ use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::super::prefetch::Reductions;
 use super::{combined_bytes, of_group, wire_bytes};
 use crate::layout::Content;
-use crate::model::{Call, Gradient, Group, Placement};
+use crate::model::{Call, Gradient, Placement};
 use crate::op::{
     Accumulate, AddGradient, AllReduce, ExchangeGradient, Op, ReduceScatter, Reduction, RoundGradient,
     SumGradient, WireType,
 };
 use crate::policy::{Reduce, ReduceEvery};
-use warpweft_base::id::{CallId, MicroBatchId, SlotId, WeightId};
+use warpweft_base::id::{CallId, LevelId, MicroBatchId, SlotId, WeightId};
 use warpweft_format::ElementType;
 
 /// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
@@ -254,28 +254,39 @@ fn spans(draft: &Draft<'_>) -> HashMap<Together, Span> {
     spans
 }
 
-/// The sums of all replicated weights that train over the ranks, as one collective.
+/// The sums of all replicated weights that train over the ranks, as one collective; or as one of each level, of which
+/// each but the last leaves a sum of its own.
 fn all_reduce(draft: &mut Draft<'_>) {
-    let replicated: Vec<_> = draft
-        .weights
-        .layouts
-        .iter()
-        .enumerate()
-        .filter(|(_, layout)| layout.placement == Placement::Replicated && !layout.frozen)
-        .map(|(number, layout)| (WeightId::at(number), layout.stored_elements()))
-        .collect();
-    if !replicated.is_empty() {
-        let pairs = replicated
+    let layouts = draft.weights.layouts.iter().enumerate();
+    let trains = layouts.filter(|(_, layout)| layout.placement == Placement::Replicated && !layout.frozen);
+    let (weights, elements): (Vec<WeightId>, Vec<usize>) =
+        trains.map(|(number, layout)| (WeightId::at(number), layout.stored_elements())).unzip();
+    if weights.is_empty() {
+        return;
+    }
+    let mesh = draft.weights.mesh;
+    let tree = draft.policy.tree_of_replicated(mesh);
+    let mut given: Vec<SlotId> =
+        weights.iter().map(|weight| draft.slot(Content::LocalGrad(*weight))).collect();
+    for (number, group) in tree.iter().copied().enumerate() {
+        let is_last = number + 1 == tree.len();
+        let left: Vec<SlotId> = weights
             .iter()
-            .map(|(weight, _)| {
-                (draft.slot(Content::LocalGrad(*weight)), draft.slot(Content::MainGrad(*weight)))
+            .map(|weight| match is_last {
+                true => draft.slot(Content::MainGrad(*weight)),
+                false => {
+                    let named = format!("{} block grad at {group}", draft.name(*weight));
+                    draft.transient(named, Content::BlockGrad(*weight, LevelId::at(number)))
+                }
             })
             .collect();
-        let group = Group::World;
+        let pairs = std::mem::replace(&mut given, left.clone()).into_iter().zip(left).collect();
         let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs });
-        let values = replicated.iter().map(|(_, elements)| *elements);
-        let bytes = combined_bytes(values, draft.weights.mesh, group);
-        let task = DraftTask::collective(op, "gradients of replicated weights", Carrier::Reduce, bytes);
-        draft.add(draft.tail(), Section::Tail, task);
+        let mut subject = "gradients of replicated weights".to_owned();
+        if number > 0 {
+            subject += &format!(" at {group}");
+        }
+        let bytes = combined_bytes(elements.iter().copied(), mesh, group);
+        draft.add(draft.tail(), Section::Tail, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
     }
 }

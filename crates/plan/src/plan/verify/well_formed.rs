@@ -178,6 +178,7 @@ impl Ids<'_> {
             | Content::State(weight, _)
             | Content::MainGrad(weight)
             | Content::LocalGrad(weight)
+            | Content::BlockGrad(weight, _)
             | Content::Shard(weight, _)
             | Content::Published(weight, _)
             | Content::Gathered(weight, _)

@@ -1,14 +1,14 @@
 //! PL-4: the way of a gradient from the call that wrote it, through sums over ranks. `main_grads` goes on from there.
 //!
-//! Law: a sharded weight's gradient is reduced, by itself or added to others of the weight, by one collective
-//! or in two tasks (`received`), then summed over the replicas where there are several, then accumulated; a
-//! replicated weight's is accumulated, then all-reduced over all ranks. So a contribution passes each sum
-//! over ranks exactly once. The first contribution of a step begins the sum and no later one does; none is
-//! added twice, on the rank or after the reduction; and they are added in program order, because sums of
-//! floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of different
-//! micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
-//! What a call declares in bf16 is reduced in bf16 as it lies, or rounded to MXFP8 where gradients travel so; nothing
-//! is added to it on the rank, and nothing is rounded twice.
+//! Law: a sharded weight's gradient is reduced, by itself or added to others of the weight, by one collective or in
+//! two tasks (`received`), then summed over the replicas where there are several, then accumulated; a replicated
+//! weight's is accumulated, then all-reduced over all ranks, in levels over those of each level once and in order.
+//! So a contribution passes each sum over ranks exactly once. The first contribution of a step begins the sum and
+//! no later one does; none is added twice, on the rank or after the reduction; and they are added in program order,
+//! because sums of floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of
+//! different micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
+//! What a call declares in bf16 is reduced in bf16 as it lies, or rounded to MXFP8 where gradients travel so;
+//! nothing is added to it on the rank, and nothing is rounded twice.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use super::{Held, Run, Verdict, VerifyError};
 use crate::layout::Content;
 use crate::model::{Group, Placement};
 use crate::op::{ReducePart, RoundGradient, WireType};
-use warpweft_base::id::{CallId, SlotId, TaskId, WeightId};
+use warpweft_base::id::{CallId, LevelId, SlotId, TaskId, WeightId};
 use warpweft_format::ElementType;
 
 impl Run<'_> {
@@ -248,7 +248,7 @@ impl Run<'_> {
     }
 
     /// Sums over a group of ranks: of rows that were reduced inside of each replica, or of what each rank of
-    /// the world added up of a replicated weight.
+    /// the world added up of a replicated weight, level after level.
     pub(super) fn reduce_sums(
         &mut self,
         task: TaskId,
@@ -257,13 +257,21 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let alike = |other| self.plan.weights.mesh.alike(group, other);
         let over_copies = |weight| alike(self.plan.weights.layout(weight).shard.copies());
-        let over_all = alike(Group::World);
+        let tree = self.plan.policy.tree_of_replicated(self.plan.weights.mesh);
+        let is_at = |level: usize| tree.get(level).is_some_and(|of| alike(*of));
+        let left = |weight, sum, level: usize| match level + 1 == tree.len() {
+            true => Held::MainGrad(weight, sum),
+            false => Held::BlockSum(weight, sum, LevelId::at(level)),
+        };
         for (from, to) in pairs {
             let held = match self.slots.held(*from).clone() {
                 Held::ReducedGradient(weight, calls) if over_copies(weight) => {
                     Held::SummedGradient(weight, calls)
                 }
-                Held::LocalSum(weight, sum) if over_all => Held::MainGrad(weight, sum),
+                Held::LocalSum(weight, sum) if is_at(0) => left(weight, sum, 0),
+                Held::BlockSum(weight, sum, below) if is_at(below.index() + 1) => {
+                    left(weight, sum, below.index() + 1)
+                }
                 _ => return self.wrong_sum(task, group, *from),
             };
             self.fill(task, *to, held)?;
@@ -281,7 +289,9 @@ impl Run<'_> {
         };
         let some = self.plan.weights.mesh.size(group) > 1;
         let in_slices = |weight| self.plan.weights.layout(weight).is_in_slices();
-        let (placement, replicated) = match self.plan.arena.slot(slot).content {
+        let in_levels = self.plan.policy.tree_of_replicated(self.plan.weights.mesh).len() > 1;
+        let content = self.plan.arena.slot(slot).content;
+        let (placement, replicated) = match content {
             Content::Gradient(weight, _)
             | Content::WireGradient(weight, _)
             | Content::QuantizedGradient(weight, _)
@@ -291,15 +301,28 @@ impl Run<'_> {
             | Content::ReducedGradient(weight, _)
             | Content::SummedGradient(weight, _)
             | Content::LocalGrad(weight)
+            | Content::BlockGrad(weight, _)
             | Content::MainGrad(weight) => layout(weight),
             // Of no gradient; the group tells which sum was meant.
             _ if some && group.is_of_copies() => (Placement::Sharded, true),
             _ => (Placement::Replicated, self.plan.weights.mesh.replicas() > 1),
         };
         let (needs, remedy) = match (placement, self.slots.held(slot)) {
-            (Placement::Replicated, Held::LocalSum(..)) => (
+            (Placement::Replicated, Held::LocalSum(..)) if !in_levels => (
                 "all ranks to sum the gradient of a replicated weight with",
                 "sum gradients of replicated weights over the world",
+            ),
+            (Placement::Replicated, Held::LocalSum(..)) => (
+                "the ranks of one block to sum the gradient of a replicated weight with",
+                "sum gradients of replicated weights over the levels of the world, from the first on",
+            ),
+            (Placement::Replicated, Held::BlockSum(..)) => (
+                "the ranks of the next level to sum the gradient sum of a block with",
+                "sum gradients of replicated weights over each level of the world once, in order",
+            ),
+            (Placement::Replicated, _) if matches!(content, Content::BlockGrad(..)) => (
+                "the gradient sum of a block of the level before, since it takes sums of blocks",
+                "sum the weight's gradients over the ranks of one block first",
             ),
             (Placement::Replicated, _) => (
                 "this rank's gradient sum of a replicated weight, since it takes sums",

@@ -92,6 +92,8 @@ pub(super) enum Held {
     SummedGradient(WeightId, BTreeSet<CallId>),
     /// A rank's own sum of these calls' gradients.
     LocalSum(WeightId, BTreeSet<CallId>),
+    /// Those of all ranks of this rank's block of a level, summed.
+    BlockSum(WeightId, BTreeSet<CallId>, LevelId),
     /// The main grad: the sum of these calls' gradients over all ranks.
     MainGrad(WeightId, BTreeSet<CallId>),
     /// Squares of the main grad as it was when it was the sum of these.
@@ -173,6 +175,7 @@ impl Held {
                 matches!(content, Content::SummedGradient(other, call) if other == *weight && calls.contains(&call))
             }
             Self::LocalSum(weight, _) => content == Content::LocalGrad(*weight),
+            Self::BlockSum(weight, _, level) => content == Content::BlockGrad(*weight, *level),
             Self::MainGrad(weight, _) => content == Content::MainGrad(*weight),
             Self::Squares(weight, _) => content == Content::Squares(*weight),
             Self::Round { weights, stage } => {
@@ -313,6 +316,9 @@ impl Held {
             }
             Self::LocalSum(weight, of) => {
                 format!("this rank's gradient sum of {} over {}", name(weight), calls(of))
+            }
+            Self::BlockSum(weight, of, level) => {
+                format!("the gradient sum of {} over {} of one block of {level}", name(weight), calls(of))
             }
             Self::MainGrad(weight, of) => format!("the main grad of {} over {}", name(weight), calls(of)),
             Self::Squares(weight, of) => {

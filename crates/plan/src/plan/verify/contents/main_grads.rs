@@ -200,6 +200,16 @@ impl Run<'_> {
         {
             return format!("it was added up in slot `{}`", self.slot_name(slot));
         }
+        let block = |slot, held: &Held| match held {
+            Held::BlockSum(of, sum, level) if *of == weight && sum.contains(&call) => Some((*level, slot)),
+            _ => None,
+        };
+        if let Some((level, slot)) = self.slots.all().filter_map(|(slot, held)| block(slot, held)).max() {
+            let slot = self.slot_name(slot);
+            return format!(
+                "it was summed over one block of {level} into slot `{slot}` and not summed further"
+            );
+        }
         if let Some(slot) =
             find(&|_, held| matches!(held, Held::LocalSum(w, sum) if *w == weight && sum.contains(&call)))
         {

@@ -111,8 +111,9 @@ impl Run<'_> {
     /// The level at which the ranks of `group` sum a gradient of `weight`; where there are no levels, the only one.
     fn level(&self, task: TaskId, weight: WeightId, group: Group) -> Verdict<LevelId> {
         let (mesh, shard) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard);
-        // What is summed over the replicas is a slice, so there it matters what the ranks are called.
-        let is_it = |of: Group| mesh.alike(of, group) && shard.summed_over(of) == shard.summed_over(group);
+        // By what the ranks are called it is said whether they sum slices of replicas, and how many of a block.
+        let sums = |of: Group| (shard.summed_over(of), mesh.slices(of));
+        let is_it = |of: Group| mesh.alike(of, group) && sums(of) == sums(group);
         if let Some(level) = shard.tree(mesh).position(is_it) {
             return Ok(LevelId::at(level));
         }
