@@ -1,12 +1,13 @@
-//! Gradients that ranks sum in levels: exchanged and summed in blocks, then between them.
+//! Gradients that ranks sum in levels: exchanged and summed in blocks, then between them; or all-reduced so, of weights
+//! that every rank has whole.
 
 use warpweft_base::id::{CallId, LevelId, SlotId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::Content;
-use warpweft_plan::model::Group;
-use warpweft_plan::model::{Levels, Mesh};
+use warpweft_plan::model::{Group, Levels, Mesh, WeightSpec};
 use warpweft_plan::op::{
-    ExchangeGradient, Op, ReducePart, RoundGradient, SumGradient, SumPart, SumTarget, WireType,
+    AllReduce, ExchangeGradient, Op, ReducePart, Reduction, RoundGradient, SumGradient, SumPart, SumTarget,
+    WireType,
 };
 use warpweft_testing::reference::travel;
 
@@ -139,7 +140,63 @@ fn gradients_summed_in_three_levels_are_added_block_by_block() {
     gradients_are_summed_in(8, &[2, 4]);
 }
 
+/// `ranks` ranks all-reduce gradients of weights that each has whole in these blocks: one so small that all goes to
+/// all, and one of which ranks of a block of four combine slices for each other.
+fn all_reduced_in(ranks: u32, blocks: &[u32]) {
+    let specs = [WeightSpec::replicated("bias", 1, 7), WeightSpec::replicated("gains", 3, 100_001)];
+    let mesh = Mesh::new(ranks).unwrap().with_levels(Levels::new(blocks).unwrap()).unwrap();
+    let mut plan = Plan::over(mesh, &specs);
+    let weights = [0, 1].map(WeightId::at);
+    let own = weights.map(|weight| plan.resident("own", Content::LocalGrad(weight)));
+    let main = weights.map(|weight| plan.resident("main grad", Content::MainGrad(weight)));
+    let mut given = own;
+    for (level, group) in mesh.tree(Group::World).enumerate() {
+        let left = match level < blocks.len() {
+            true => weights
+                .map(|weight| plan.transient("of a block", Content::BlockGrad(weight, LevelId::at(level)))),
+            false => main,
+        };
+        let pairs = given.into_iter().zip(left).collect();
+        plan.op(LINK, Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs }));
+        given = left;
+    }
+    let elements = specs.map(|spec| spec.shape.elements());
+    let values = move |rank: usize, number: usize| -> Vec<f32> {
+        let values = noise(elements[number], (10 * rank + number) as u32);
+        values.iter().map(|value| value * FACTORS[rank]).collect()
+    };
+    let found = run(plan, move |rank| {
+        for (number, slot) in own.iter().enumerate() {
+            rank.put(*slot, &values(rank.number(), number));
+        }
+        rank.step().unwrap();
+        main.map(|slot| rank.get::<f32>(slot))
+    });
+    for number in 0..elements.len() {
+        let all: Vec<_> = (0..ranks as usize).map(|rank| values(rank, number)).collect();
+        let in_blocks = |blocks: &[u32]| summed(&all, blocks, WireType::F32);
+        for (rank, found) in found.iter().enumerate() {
+            assert_eq!(found[number], in_blocks(blocks), "rank {rank}, gradient {number}, {blocks:?}");
+        }
+        // Without the last level, or the first, other bits come out.
+        let other = [in_blocks(&blocks[1..]), in_blocks(&blocks[..blocks.len() - 1])];
+        assert!(!other.contains(&in_blocks(blocks)));
+    }
+}
+
+fn gradients_all_reduced_in_levels_are_added_block_by_block() {
+    all_reduced_in(4, &[2]);
+    all_reduced_in(8, &[4]);
+}
+
+/// Pairs, pairs of pairs, and the two halves.
+fn gradients_all_reduced_in_three_levels_are_added_block_by_block() {
+    all_reduced_in(8, &[2, 4]);
+}
+
 bodies! {
+    gradients_all_reduced_in_levels_are_added_block_by_block,
+    gradients_all_reduced_in_three_levels_are_added_block_by_block,
     gradients_summed_in_levels_are_added_block_by_block,
     gradients_summed_in_three_levels_are_added_block_by_block,
 }
