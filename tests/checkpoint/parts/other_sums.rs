@@ -3,7 +3,7 @@
 use warpweft_format::Format;
 use warpweft_plan::model::{Levels, TensorParallel};
 use warpweft_session::checkpoint::PartFiles;
-use warpweft_session::config::{Config, WeightRule};
+use warpweft_session::config::{Config, OptimizerShard, WeightRule};
 use warpweft_session::session::block_on;
 use warpweft_testing::heard::warnings;
 
@@ -19,8 +19,10 @@ fn summing(replicas: u32, levels: Option<&[u32]>) -> Config {
     config
 }
 
-/// In so many optimizer instances.
-fn in_instances(instances: u32, mut config: Config) -> Config {
+/// Four replicas in so many optimizer instances.
+fn in_instances(instances: u32) -> Config {
+    let mut config = summing(4, None);
+    config.optimizer.shard = OptimizerShard::Replicas;
     config.mesh.optimizer_instances = instances;
     config
 }
@@ -50,15 +52,18 @@ fn warned(weights: &[Drawn], saved: Config, session: Config) -> Vec<String> {
 #[test]
 fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_saved() {
     let flat = || summing(1, Some(&[]));
-    for (saved, session) in [
-        (flat(), summing(1, Some(&[2]))),
-        (summing(1, Some(&[2])), flat()),
-        (flat(), summing(2, None)),
-        (summing(2, None), flat()),
-        (summing(2, None), summing(4, None)),
-        (summing(4, None), in_instances(2, summing(4, None))),
+    for (weights, saved, session) in [
+        (&SHARDED[..], flat(), summing(1, Some(&[2]))),
+        (&SHARDED, summing(1, Some(&[2])), flat()),
+        (&SHARDED, flat(), summing(2, None)),
+        (&SHARDED, summing(2, None), flat()),
+        (&SHARDED, summing(2, None), summing(4, None)),
+        (&SHARDED, in_instances(1), in_instances(2)),
+        (&SHARDED, in_instances(2), in_instances(1)),
+        (&REPLICATED, summing(1, Some(&[2])), flat()),
+        (&SHARDED, freezing("w0", flat()), freezing("w0", summing(1, Some(&[2])))),
     ] {
-        let warned = warned(&SHARDED, saved, session);
+        let warned = warned(weights, saved, session);
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert!(
             warned[0].contains(
@@ -123,8 +128,8 @@ fn an_import_warns_of_nothing_where_sums_have_the_same_order() {
         (&SHARDED[..], summing(1, None), summing(1, Some(&[]))),
         (&SHARDED, summing(1, Some(&[2])), summing(1, Some(&[2]))),
         (&SHARDED, summing(2, None), summing(2, Some(&[2]))),
-        (&REPLICATED, summing(1, Some(&[2])), summing(2, None)),
-        (&SHARDED, frozen(summing(1, Some(&[2]))), frozen(summing(2, None))),
+        (&REPLICATED, summing(1, None), summing(2, None)),
+        (&SHARDED, frozen(summing(1, None)), frozen(summing(2, None))),
     ] {
         assert_eq!(warned(weights, saved, session), [""; 0]);
     }

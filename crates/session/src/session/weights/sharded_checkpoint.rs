@@ -207,11 +207,10 @@ impl Session {
     }
 }
 
-/// Does this plan add gradients in another order than as many ranks that saved? Only those of sharded weights
-/// that train are added in replicas and levels, and what NCCL sums has neither.
+/// Does this plan add gradients in another order than as many ranks that saved? Those of weights that train are added
+/// in levels, and those of sharded ones in replicas too; what NCCL sums has neither.
 fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
     let mesh = plan.weights.mesh;
-    let is_summed_so = |layout: &WeightLayout| layout.placement == Placement::Sharded && !layout.frozen;
     if saved.ranks != mesh.ranks() {
         return false;
     }
@@ -223,12 +222,16 @@ fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
         // The tokens of other ranks are in one product.
         return true;
     }
-    let is_summed_otherwise = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas())
-        || saved.optimizer_instances != mesh.instances()
-        || saved.levels != mesh.levels().blocks();
-    plan.policy.reduce == Reduce::Ordered
-        && is_summed_otherwise
-        && plan.weights.layouts.iter().any(is_summed_so)
+    let in_other_levels = saved.levels != mesh.levels().blocks();
+    let in_other_replicas = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas());
+    let in_other_instances = saved.optimizer_instances != mesh.instances();
+    let is_summed_otherwise = |layout: &WeightLayout| match layout.placement {
+        Placement::Sharded if layout.is_in_slices() && in_other_instances => true,
+        Placement::Sharded => in_other_levels || in_other_replicas,
+        Placement::Replicated => in_other_levels,
+    };
+    let mut trained = plan.weights.layouts.iter().filter(|layout| !layout.frozen);
+    plan.policy.reduce == Reduce::Ordered && trained.any(is_summed_otherwise)
 }
 
 /// What an import says that found no checkpoint, or none that fits.
