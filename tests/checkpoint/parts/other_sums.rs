@@ -61,6 +61,7 @@ fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_save
         (&SHARDED, in_instances(1), in_instances(2)),
         (&SHARDED, in_instances(2), in_instances(1)),
         (&REPLICATED, summing(1, Some(&[2])), flat()),
+        (&SHARDED, summing(2, None), summing(2, Some(&[2]))),
         (&SHARDED, freezing("w0", flat()), freezing("w0", summing(1, Some(&[2])))),
     ] {
         let warned = warned(weights, saved, session);
@@ -127,7 +128,7 @@ fn an_import_warns_of_nothing_where_sums_have_the_same_order() {
     for (weights, saved, session) in [
         (&SHARDED[..], summing(1, None), summing(1, Some(&[]))),
         (&SHARDED, summing(1, Some(&[2])), summing(1, Some(&[2]))),
-        (&SHARDED, summing(2, None), summing(2, Some(&[2]))),
+        (&SHARDED, freezing("w1", summing(2, None)), freezing("w1", summing(2, Some(&[2])))),
         (&REPLICATED, summing(1, None), summing(2, None)),
         (&SHARDED, frozen(summing(1, None)), frozen(summing(2, None))),
     ] {

@@ -30,7 +30,7 @@ pub struct Mesh {
     expert_shards: u32,
     /// Blocks of replicas that each keep all optimizer state.
     instances: u32,
-    /// Those that cut a replica, or all copies of an expert but one.
+    /// Those that cut the world.
     levels: Levels,
 }
 
@@ -125,16 +125,15 @@ impl Mesh {
         }
     }
 
-    /// The same mesh with these levels. Those that do not cut a replica change nothing.
+    /// The same mesh with these levels. Those that do not cut the world change nothing.
     ///
     /// # Errors
     /// [`DeclareError::Level`] for blocks that neither are parts of a replica of equal size, nor consist of as
     /// many whole replicas each, nor hold all ranks; and for those that cut tensor-parallel groups unevenly.
     pub fn with_levels(self, levels: Levels) -> Result<Self, DeclareError> {
         let (ranks, replicas, tensor) = (self.ranks(), self.replicas, self.tensor);
-        let most = self.of_replica().max(self.of_experts());
         match levels.blocks().iter().find(|block| !self.is_cut_evenly(**block)) {
-            None => Ok(Self { levels: levels.below(most), ..self }),
+            None => Ok(Self { levels: levels.below(ranks), ..self }),
             Some(level) => {
                 let next = (*level..ranks).find(|block| self.is_cut_evenly(*block)).unwrap_or(ranks);
                 Err(DeclareError::Level {
@@ -178,7 +177,7 @@ impl Mesh {
         self.shards * self.tensor
     }
 
-    /// The levels that cut a replica.
+    /// The levels that cut the world: its replicas, or into blocks of these.
     #[must_use]
     pub const fn levels(self) -> Levels {
         self.levels

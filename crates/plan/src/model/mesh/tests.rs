@@ -71,7 +71,10 @@ fn tensor_parallel_groups_part_the_ranks_of_a_replica_among_shards() {
     assert_eq!(of(Group::Replicate), [3, 11]);
     assert_eq!((mesh.replica_of(RankId::new(11)), mesh.replica_group()), (1, Group::Replica));
     assert_eq!(mesh.to_string(), "16 ranks (2 shards × cp 2 × tp 2 × 2 replicas)");
-    assert_eq!(serde_json::to_string(&mesh).unwrap(), r#"{"ranks":16,"replicas":2,"context":2,"tensor":2}"#);
+    assert_eq!(
+        serde_json::to_string(&mesh).unwrap(),
+        r#"{"ranks":16,"replicas":2,"context":2,"tensor":2,"levels":[8]}"#
+    );
 }
 
 #[test]
@@ -195,7 +198,7 @@ fn blocks_that_cut_ranks_unevenly_are_refused_with_the_next_that_do_not() {
     );
     for (ranks, replicas, block) in [(24, 4, 6), (24, 4, 12), (24, 4, 100), (24, 4, 3)] {
         let levels = with(ranks, replicas, block).unwrap().levels();
-        assert_eq!(levels.blocks().len(), usize::from(block < ranks / replicas));
+        assert_eq!(levels.blocks().len(), usize::from(block < ranks));
     }
 }
 
@@ -223,7 +226,7 @@ fn groups_of_experts_part_the_ranks_whatever_the_replicas() {
     assert_eq!(of(Group::ExpertReplica), [3, 11]);
     assert_eq!(of(Group::ExpertRows), [3, 7, 11, 15]);
     assert_eq!(mesh.to_string(), "16 ranks (8 shards × 2 replicas; ep 4 × ep_shard 2 × ep_replicate 2)");
-    let written = r#"{"ranks":16,"replicas":2,"expert":4,"expert_shards":2}"#;
+    let written = r#"{"ranks":16,"replicas":2,"expert":4,"expert_shards":2,"levels":[8]}"#;
     assert_eq!(serde_json::to_string(&mesh).unwrap(), written);
     for (ranks, replicas, tensor, ep, shards) in [
         (16, 2, 1, 8, None),
@@ -268,7 +271,7 @@ fn optimizer_instances_are_blocks_of_replicas_and_of_copies_of_experts() {
     );
     let mesh = Mesh::hybrid(32, 4).unwrap();
     assert_eq!(mesh.with_instances(1), Ok(mesh), "byte for byte the mesh that says nothing of them");
-    let written = r#"{"ranks":32,"replicas":4,"instances":2}"#;
+    let written = r#"{"ranks":32,"replicas":4,"instances":2,"levels":[8]}"#;
     assert_eq!(serde_json::to_string(&mesh.with_instances(2).unwrap()).unwrap(), written);
     let reset = mesh.with_instances(2).and_then(|mesh| mesh.with_tensor(2)).unwrap();
     assert_eq!(reset.instances(), 1, "other axes are chosen first");
@@ -338,11 +341,13 @@ fn levels_cut_experts_by_the_blocks_that_cut_the_world() {
 fn the_tree_over_the_world_has_every_block_of_the_mesh_and_these_divide_it() {
     let tree = |mesh: Mesh| mesh.tree(Group::World).map(|group| mesh.strides(group)).collect::<Vec<_>>();
     let of = |stride, count| Strides::new(stride, count);
-    for (ranks, replicas) in [(1, 1), (8, 1), (16, 2), (12, 1), (36, 2)] {
+    for (ranks, replicas) in [(1, 1), (8, 1), (8, 4), (12, 1), (36, 2)] {
         assert_eq!(tree(Mesh::hybrid(ranks, replicas).unwrap()), [of(1, ranks)], "{ranks}, {replicas}");
     }
     assert_eq!(tree(Mesh::new(4096).unwrap()), [of(1, 8), of(8, 512)]);
-    assert_eq!(tree(Mesh::hybrid(64, 2).unwrap()), [of(1, 8), of(8, 8)]);
+    for replicas in [2, 8, 16, 64] {
+        assert_eq!(tree(Mesh::hybrid(64, replicas).unwrap()), [of(1, 8), of(8, 8)], "{replicas}");
+    }
     assert_eq!(tree(Mesh::of(64, 2, 16, None).unwrap()), [of(1, 8), of(8, 8)]);
     let levels = Levels::new(&[4, 32]).unwrap();
     assert_eq!(tree(Mesh::of(64, 1, 1, Some(levels)).unwrap()), [of(1, 4), of(4, 8), of(32, 2)]);

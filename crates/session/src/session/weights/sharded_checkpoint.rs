@@ -222,13 +222,18 @@ fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
         // The tokens of other ranks are in one product.
         return true;
     }
-    let in_other_levels = saved.levels != mesh.levels().blocks();
+    let in_other_levels = |ranks: u32| {
+        let below = |blocks: &[u32]| blocks.iter().filter(|block| **block < ranks).count();
+        let (saved, own) = (&saved.levels[..], mesh.levels());
+        saved[..below(saved)] != own.blocks()[..below(own.blocks())]
+    };
+    let of_replica = (mesh.ranks() / mesh.replicas()).max(mesh.expert() * mesh.expert_shards());
     let in_other_replicas = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas());
     let in_other_instances = saved.optimizer_instances != mesh.instances();
     let is_summed_otherwise = |layout: &WeightLayout| match layout.placement {
         Placement::Sharded if layout.is_in_slices() && in_other_instances => true,
-        Placement::Sharded => in_other_levels || in_other_replicas,
-        Placement::Replicated => in_other_levels,
+        Placement::Sharded => in_other_levels(of_replica) || in_other_replicas,
+        Placement::Replicated => in_other_levels(mesh.ranks()),
     };
     let mut trained = plan.weights.layouts.iter().filter(|layout| !layout.frozen);
     plan.policy.reduce == Reduce::Ordered && trained.any(is_summed_otherwise)
