@@ -186,8 +186,8 @@ fn a_checkpoint_goes_from_state_over_replicas_to_any_mesh_and_back() {
     });
 }
 
-/// PL-1: sums of instances are added up, so bits are others than those of one instance; as everywhere else they depend on
-/// nothing but the mesh, and a checkpoint goes from any mesh to any other.
+/// PL-1: sums of instances are added up, so bits are others than those of one instance; as everywhere else they
+/// depend on nothing but the mesh, and a checkpoint goes from any mesh to any other.
 #[test]
 fn optimizer_instances_train_alike_issued_and_captured_and_their_checkpoint_is_any_meshs() {
     let in_instances = |replicas, instances, capture| {

@@ -154,7 +154,7 @@ fn slices_that_are_gathered_over_all_instances_are_refused() {
     let [publishes, _] = publishing(&plan, to);
     let Op::AllGather(AllGather { group, .. }) = &mut plan.tasks[publishes].op else { unreachable!() };
     *group = Group::Replicate;
-    refused(&plan, &["brings the replicate group together", "whose slices the replicas have"]);
+    refused(&plan, &["brings the replicate group together", "whose slices the instance group has"]);
 }
 
 /// PL-2. The slot has what another tenant left.
@@ -207,7 +207,7 @@ fn slices_that_are_gathered_in_a_replica_are_refused() {
     let [publishes, _] = publishing(&plan, to);
     let Op::AllGather(AllGather { group, .. }) = &mut plan.tasks[publishes].op else { unreachable!() };
     *group = Group::Shard;
-    refused(&plan, &["brings the shard group together", "whose slices the replicas have"]);
+    refused(&plan, &["brings the shard group together", "whose slices the replicate group has"]);
 }
 
 /// PL-4. Each replica would update its slice by gradients of its own.

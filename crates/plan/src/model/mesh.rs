@@ -157,9 +157,10 @@ impl Mesh {
                 && self.is_cut_evenly_for_experts(block))
     }
 
-    /// The same mesh in so many optimizer instances: blocks of whole replicas, and of whole copies of all experts. Where
-    /// optimizer state is sharded over replicas, each instance has all of it, and sums over replicas are those of
-    /// instances, added up. With fewer replicas to an instance less of a part is padding, and more is kept.
+    /// The same mesh in so many optimizer instances: blocks of whole replicas, and of whole copies of all experts.
+    /// Where optimizer state is sharded over replicas, each instance has all of it, and sums over replicas are
+    /// those of instances, added up. With fewer replicas to an instance less of a part is padding, and more is
+    /// kept.
     ///
     /// # Errors
     /// [`DeclareError::Instances`] when replicas, or copies of experts, cannot be divided so.
@@ -341,7 +342,8 @@ impl std::fmt::Display for Mesh {
 }
 
 /// The ranks; the replicas, the ranks that share a text and the tensor-parallel ranks where there are several;
-/// experts' own axes where they have some; optimizer instances where there are several; and levels where there are some.
+/// experts' own axes where they have some; optimizer instances where there are several; and levels where there are
+/// some.
 impl Serialize for Mesh {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]

@@ -2,10 +2,11 @@
 //!
 //! Law: with tensor parallelism a weight is first cut into parts ([`TensorCut`]), and what is said of a weight here
 //! holds of the rank's part. Every rank's shard has the same *stored* rows, a multiple of the format's row tile, so
-//! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored rows beyond the real
-//! ones are zero. Every replica of a mesh holds all rows, cut alike. Where optimizer state is sharded over the replicas
-//! too ([`ShardLayout::over_replicas`]), what replicas hold of one shard are its *slices*, one after the other: as many
-//! whole row tiles each. Replicas of another optimizer instance have the same ones again. This is the only place where a rank number turns into an offset: plans carry none.
+//! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored rows beyond the
+//! real ones are zero. Every replica of a mesh holds all rows, cut alike. Where optimizer state is sharded over the
+//! replicas too ([`ShardLayout::over_replicas`]), what replicas hold of one shard are its *slices*, one after the
+//! other: as many whole row tiles each. Replicas of another optimizer instance have the same ones again. This is
+//! the only place where a rank number turns into an offset: plans carry none.
 //!
 //! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses every
 //! saturated size.
@@ -51,7 +52,8 @@ pub struct ShardLayout {
     /// How many ranks have other experts in its place, where it is an expert's and the mesh has axes for that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert: Option<u32>,
-    /// How many replicas have slices of each shard, those of an optimizer instance; 1 where every replica has all of it.
+    /// How many replicas have slices of each shard, those of an optimizer instance; 1 where every replica has all
+    /// of it.
     #[serde(skip_serializing_if = "is_one")]
     pub slices: u32,
 }
@@ -252,7 +254,8 @@ impl ShardLayout {
         })
     }
 
-    /// The rows `rank` owns: of its shard, or of its slice of that. Its [copies](Self::copies) own them too. Every rank of a replicated weight owns all of them.
+    /// The rows `rank` owns: of its shard, or of its slice of that. Its [copies](Self::copies) own them too. Every
+    /// rank of a replicated weight owns all of them.
     #[must_use]
     pub fn rows_of(&self, rank: RankId) -> ShardRows {
         let (position, rows) = (self.position(rank) as usize, self.stored().rows);

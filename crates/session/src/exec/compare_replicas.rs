@@ -1,9 +1,10 @@
 //! Compares replicas bit for bit.
 //!
-//! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over the
-//! ranks at one place of all replicas, or where replicas have slices at one place of all optimizer instances, those of a
-//! replicated weight over all ranks. Nothing is changed, and every rank finds the same. Planes are compared where they
-//! are in the place of a master, of frozen weights; those of weights that train follow from the masters in every step.
+//! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over
+//! the ranks at one place of all replicas, or where replicas have slices at one place of all optimizer instances,
+//! those of a replicated weight over all ranks. Nothing is changed, and every rank finds the same. Planes are
+//! compared where they are in the place of a master, of frozen weights; those of weights that train follow from the
+//! masters in every step.
 
 use super::barrier::{Barrier, Work};
 use super::stored_state::StoredState;

@@ -2,10 +2,11 @@
 //!
 //! Law (PL-2): where optimizer state is sharded over the replicas, a program begins with own slices that are
 //! current and others that are not there. What it reads of a shard is published once, before the shard's first
-//! gather: by a collective among the ranks at one place of all replicas, or of those of an optimizer instance, and an assemble that puts the rank's own
-//! slice beside the others'. So every program finds what it needs, whichever ran before: one that updates leaves
-//! slices alone, and what nobody reads is not sent. It stands one call before that in whose place its gather begins,
-//! on the communicator of the replicas; no task releases it, so it runs as far ahead as that lane is free.
+//! gather: by a collective among the ranks at one place of all replicas, or of those of an optimizer instance, and
+//! an assemble that puts the rank's own slice beside the others'. So every program finds what it needs, whichever
+//! ran before: one that updates leaves slices alone, and what nobody reads is not sent. It stands one call before
+//! that in whose place its gather begins, on the communicator of the replicas; no task releases it, so it runs as
+//! far ahead as that lane is free.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::{of_group, peers, weights_of};

@@ -78,18 +78,19 @@ impl Run<'_> {
         self.fill(task, to, held)
     }
 
-    /// Slices of a shard are with the ranks at one place of all replicas, those of an expert with its copies: of those of
-    /// an optimizer instance.
+    /// Slices of a shard are with the ranks at one place of all replicas, those of an expert with its copies: of
+    /// those of an optimizer instance.
     pub(super) fn publishes_over(&self, task: TaskId, group: Group, weight: WeightId) -> Verdict<()> {
         let mesh = self.plan.weights.mesh;
-        if mesh.alike(group, self.plan.weights.layout(weight).shard.slicers(mesh)) {
+        let slicers = self.plan.weights.layout(weight).shard.slicers(mesh);
+        if mesh.alike(group, slicers) {
             return Ok(());
         }
         let name = self.name(weight);
         let problem = format!(
-            "brings the {group} group together for a shard of `{name}`, whose slices the replicas have"
+            "brings the {group} group together for a shard of `{name}`, whose slices the {slicers} group has"
         );
-        let remedy = "publish a shard among the ranks at its place in all replicas";
+        let remedy = "publish a shard among the ranks that have its slices";
         self.wrong_program(self.plan.describe(task), problem, remedy)
     }
 
