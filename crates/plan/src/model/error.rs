@@ -445,15 +445,16 @@ pub enum DeclareError {
     },
     /// Optimizer instances into which replicas cannot be divided.
     #[error(
-        "{replicas} replicas and {copies} copies of experts cannot be divided into {instances} optimizer instances; set mesh.optimizer_instances to {fewer}, or change the number of ranks"
+        "{replicas} replicas{} cannot be divided into {instances} optimizer instances; set mesh.optimizer_instances to {fewer}, or change the number of ranks",
+        copies.map_or_else(String::new, |copies| format!(" and {copies} copies of experts"))
     )]
     Instances {
         /// How many there would be.
         instances: u32,
         /// Replicas of the mesh.
         replicas: u32,
-        /// Copies of the experts.
-        copies: u32,
+        /// Copies of the experts, where these have axes of their own.
+        copies: Option<u32>,
         /// What would do.
         fewer: u32,
     },

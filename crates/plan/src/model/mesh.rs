@@ -171,6 +171,7 @@ impl Mesh {
             return Ok(Self { instances, ..self });
         }
         let fewer = (1..=replicas.min(instances)).rev().find(divides).unwrap_or(1);
+        let copies = self.has_experts().then_some(copies);
         Err(DeclareError::Instances { instances, replicas, copies, fewer })
     }
 

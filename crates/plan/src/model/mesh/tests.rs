@@ -285,6 +285,8 @@ fn optimizer_instances_that_do_not_divide_replicas_and_copies_are_refused_with_t
     };
     let mesh = Mesh::hybrid(24, 12).unwrap();
     assert_eq!([0, 5, 8, 24, u32::MAX].map(|instances| refused(mesh, instances)), [1, 4, 6, 12, 12]);
+    let words = mesh.with_instances(5).unwrap_err().to_string();
+    assert!(words.contains("12 replicas cannot be divided into 5 optimizer instances; set"), "{words}");
     let experts = mesh.with_experts(2, Some(2)).unwrap();
     assert_eq!(refused(experts, 12), 6, "there are six copies of experts");
     let words = experts.with_instances(4).unwrap_err().to_string();
