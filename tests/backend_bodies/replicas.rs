@@ -249,7 +249,8 @@ fn every_group_combines_its_own_ranks_and_records_come_from_all() {
     for mesh in meshes() {
         let mut plan = Plan::over(mesh, &[]);
         let (_, own) = plan.buffer("own", 1, Residency::Resident);
-        let groups = [Group::Shard, Group::Replicate, Group::Instance, Group::Instances, Group::World];
+        let groups =
+            [Group::Shard, Group::Replicate, Group::ReplicateInInstance, Group::Instances, Group::World];
         let kinds = [Reduction::Sum, Reduction::Max];
         let results = groups.map(|group| {
             kinds.map(|reduction| {

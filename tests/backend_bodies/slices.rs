@@ -102,7 +102,7 @@ fn reduction(mesh: Mesh) -> (Plan, Vec<Slots>) {
         plan.op(QUANTIZE, Op::SumGradient(SumGradient { wire: WIRE, group, parts: sums }));
     };
     level(Group::Shard, tasks.exchanged, tasks.summed);
-    let slicers = if mesh.instances() > 1 { Group::Instance } else { Group::Replicate };
+    let slicers = if mesh.instances() > 1 { Group::ReplicateInInstance } else { Group::Replicate };
     level(slicers, tasks.exchanged_on, tasks.summed_on);
     plan.fence(QUANTIZE, LINK);
     for (group, pair) in tasks.over_copies {

@@ -9,7 +9,7 @@ use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, DeclareError, Form, Mesh, Model, Phase, StepProgram};
 use warpweft_plan::policy::ReduceDtype;
-use warpweft_session::config::{Capture, Config};
+use warpweft_session::config::{Capture, Config, OptimizerShard};
 use warpweft_session::exec::ExecError;
 use warpweft_session::session::initial::MasterRows;
 use warpweft_session::session::{Outcome, Session, SessionBuilder, SessionError, StepReport};
@@ -226,6 +226,29 @@ fn an_initializer_that_gives_replicas_different_values_is_found_out() {
         assert!(matches!(error, SessionError::Exec(ExecError::ReplicasDiffer { .. })), "{error}");
         assert!(error.to_string().contains("hold the same rows in two replicas"), "{error}");
     });
+}
+
+/// Slices are compared over the optimizer instances, as nobody else has them.
+#[test]
+fn an_initializer_that_gives_optimizer_instances_different_values_is_found_out() {
+    let started = |drift: f32| {
+        let mut config = config(4);
+        (config.mesh.optimizer_instances, config.optimizer.shard) = (2, OptimizerShard::Replicas);
+        let requested = Arc::new(AtomicU32::new(0));
+        let drifting = move |rows: MasterRows<'_>, values: &mut [f32]| {
+            trainer::initial(rows, values);
+            if rows.weight != "bias" {
+                let more = drift * requested.fetch_add(1, Ordering::SeqCst) as f32;
+                values.iter_mut().for_each(|value| *value += more);
+            }
+        };
+        within_a_minute(async move {
+            showing(config, Format::F32).initialize(drifting).start_cpu(8).await.map(drop)
+        })
+    };
+    assert!(started(0.0).is_ok());
+    let error = started(0.5).unwrap_err();
+    assert!(matches!(error, SessionError::Exec(ExecError::ReplicasDiffer { .. })), "{error}");
 }
 
 /// Every rank has the whole of a replicated weight, in one replica as in several.

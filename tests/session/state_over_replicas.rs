@@ -244,7 +244,7 @@ fn masters_moments_and_main_grads_of_a_rank_are_a_share_of_its_part() {
     };
     assert_eq!(state(OptimizerShard::DpShard, 1), 96 / 2 * 96 * 16);
     assert_eq!(state(OptimizerShard::Replicas, 2), 96 / 6 * 96 * 16);
-    assert_eq!(state(OptimizerShard::DpShard, 2), 96 / 2 * 96 * 16);
+    assert_eq!(state(OptimizerShard::Replicas, 6), 96 / 2 * 96 * 16, "of one replica each");
 }
 
 /// A group of matrices, read forward and backward.

@@ -60,6 +60,8 @@ fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_save
         (&SHARDED, summing(2, None), summing(4, None)),
         (&SHARDED, in_instances(1), in_instances(2)),
         (&SHARDED, in_instances(2), in_instances(1)),
+        (&SHARDED, in_instances(2), summing(4, None)),
+        (&SHARDED, summing(4, None), in_instances(2)),
         (&REPLICATED, summing(1, Some(&[2])), flat()),
         (&SHARDED, summing(2, None), summing(2, Some(&[2]))),
         (&SHARDED, freezing("w0", flat()), freezing("w0", summing(1, Some(&[2])))),
@@ -68,7 +70,7 @@ fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_save
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert!(
             warned[0].contains(
-                "set mesh.dp_replicate, mesh.optimizer_instances and mesh.levels to those that were"
+                "set optimizer.shard, mesh.dp_replicate, mesh.optimizer_instances and mesh.levels to those"
             ),
             "{warned:?}"
         );
@@ -128,6 +130,8 @@ fn an_import_warns_of_nothing_where_sums_have_the_same_order() {
     for (weights, saved, session) in [
         (&SHARDED[..], summing(1, None), summing(1, Some(&[]))),
         (&SHARDED, summing(1, Some(&[2])), summing(1, Some(&[2]))),
+        (&SHARDED, in_instances(1), summing(4, None)),
+        (&SHARDED, in_instances(2), in_instances(2)),
         (&SHARDED, freezing("w1", summing(2, None)), freezing("w1", summing(2, Some(&[2])))),
         (&REPLICATED, summing(1, None), summing(2, None)),
         (&SHARDED, frozen(summing(1, None)), frozen(summing(2, None))),

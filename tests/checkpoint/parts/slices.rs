@@ -13,12 +13,24 @@ fn in_slices(replicas: u32) -> Config {
     config
 }
 
+fn in_instances(replicas: u32, instances: u32) -> Config {
+    let mut config = in_slices(replicas);
+    config.mesh.optimizer_instances = instances;
+    config
+}
+
 /// CK-2, CK-4. The same bytes of masters and moments, however both sessions keep them.
 #[test]
 fn slices_of_replicas_are_read_on_any_mesh_and_written_from_any() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
-        let meshes = [(in_slices(2), 4), (in_slices(3), 6), (replicated(2), 4), (replicated(1), 3)];
+        let meshes = [
+            (in_slices(2), 4),
+            (in_slices(3), 6),
+            (in_instances(4, 2), 8),
+            (replicated(2), 4),
+            (replicated(1), 3),
+        ];
         for (wrote, ranks) in &meshes {
             let folder = tempfile::tempdir().unwrap();
             let parts = PartFiles::new(folder.path());

@@ -141,7 +141,7 @@ fn a_slice_of_an_expert_published_over_replicas_in_the_place_of_its_copies_is_re
         let task = position(&plan, 0, publishes);
         set_group(&mut plan, task, wrong);
         let says = format!("brings the {wrong} group together for a shard of `experts.");
-        refused(&plan, &["PL-10", &says, "publish a shard among the ranks at its place"]);
+        refused(&plan, &["PL-10", &says, "publish a shard among the ranks that have its slices"]);
     }
 }
 

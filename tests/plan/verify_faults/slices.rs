@@ -104,9 +104,12 @@ fn every_optimizer_instance_publishes_its_slices_and_instances_sum_them() {
     let sums = plan
         .tasks
         .iter()
-        .filter(|task| matches!(&task.op, Op::SumGradient(op) if op.group == Group::Instance));
+        .filter(|task| matches!(&task.op, Op::SumGradient(op) if op.group == Group::ReplicateInInstance));
     assert_eq!(over(Group::Instances), sums.count(), "each sum is followed by one over the instances");
-    assert!(over(Group::Instance) > over(Group::Instances), "what is published, and what is exchanged");
+    assert!(
+        over(Group::ReplicateInInstance) > over(Group::Instances),
+        "what is published, and what is exchanged"
+    );
     assert_eq!(over(Group::Replicate), 0);
 }
 
@@ -114,7 +117,8 @@ fn every_optimizer_instance_publishes_its_slices_and_instances_sum_them() {
 #[test]
 fn a_main_grad_of_what_one_optimizer_instance_summed_is_refused() {
     let mut plan = in_instances();
-    let last = position(&plan, 0, |op| matches!(op, Op::SumGradient(op) if op.group == Group::Instance));
+    let last =
+        position(&plan, 0, |op| matches!(op, Op::SumGradient(op) if op.group == Group::ReplicateInInstance));
     summed(&mut plan, last)[0].target = SumTarget::First;
     refused(
         &plan,
@@ -133,7 +137,7 @@ fn a_main_grad_of_what_one_optimizer_instance_summed_is_refused() {
 /// PL-4. Replicas of an instance have slices of other rows.
 #[test]
 fn slices_that_are_summed_over_the_replicas_of_an_instance_again_are_refused() {
-    for wrong in [Group::Instance, Group::Replicate] {
+    for wrong in [Group::ReplicateInInstance, Group::Replicate] {
         let mut plan = in_instances();
         let sum = position(&plan, 0, |op| matches!(op, Op::AllReduce(op) if op.group == Group::Instances));
         let Op::AllReduce(AllReduce { group, .. }) = &mut plan.tasks[sum].op else { unreachable!() };
@@ -146,6 +150,25 @@ fn slices_that_are_summed_over_the_replicas_of_an_instance_again_are_refused() {
     }
 }
 
+/// PL-4
+#[test]
+fn slices_that_are_summed_over_the_instances_twice_are_refused() {
+    let mut plan = in_instances();
+    let sum = position(&plan, 0, |op| matches!(op, Op::AllReduce(op) if op.group == Group::Instances));
+    let Op::AllReduce(AllReduce { pairs, .. }) = plan.tasks[sum].op.clone() else { unreachable!() };
+    repeat(&mut plan, sum);
+    let Op::AllReduce(AllReduce { pairs: again, .. }) = &mut plan.tasks[sum + 1].op else { unreachable!() };
+    again[0] = (pairs[0].1, pairs[0].0);
+    refused(
+        &plan,
+        &[
+            "PL-4",
+            "needs slices of gradients that were not summed over all replicas",
+            "once over the instances",
+        ],
+    );
+}
+
 /// PL-2. Of every slice there would be one for each instance.
 #[test]
 fn slices_that_are_gathered_over_all_instances_are_refused() {
@@ -154,7 +177,10 @@ fn slices_that_are_gathered_over_all_instances_are_refused() {
     let [publishes, _] = publishing(&plan, to);
     let Op::AllGather(AllGather { group, .. }) = &mut plan.tasks[publishes].op else { unreachable!() };
     *group = Group::Replicate;
-    refused(&plan, &["brings the replicate group together", "whose slices the instance group has"]);
+    refused(
+        &plan,
+        &["brings the replicate group together", "whose slices the replicate_in_instance group has"],
+    );
 }
 
 /// PL-2. The slot has what another tenant left.

@@ -110,11 +110,11 @@ impl Binder<'_> {
         self.is_in_mesh()?;
         let (slice, slices) = (weight.shard.slice_of(self.binding.rank), weight.shard.slices as usize);
         let mesh = self.binding.weights.mesh;
-        let copies = mesh.size(weight.shard.slicers(mesh)) as usize;
-        if slices == copies {
+        let slicers = mesh.size(weight.shard.slicers(mesh)) as usize;
+        if slices == slicers {
             return Ok((slice, slices));
         }
-        Err(format!("`{}` is in {slices} slices for {copies} replicas", weight.name))
+        Err(format!("`{}` is in {slices} slices for {slicers} replicas", weight.name))
     }
 
     /// Whether a slot is for a shard that replicas have slices of.

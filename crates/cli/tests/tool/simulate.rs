@@ -347,7 +347,7 @@ fn axes_of_the_mesh_come_from_the_flag_and_weights_that_say_nothing_of_them_are_
         ("plan model.toml --ranks 8 --mesh tp=2,dp_shard=3", "leave mesh.dp_shard out"),
         (
             "plan model.toml --ranks 8 --mesh pp=2",
-            "axes of a mesh are dp_replicate, dp_shard, cp, tp, ep and ep_shard",
+            "axes of a mesh are dp_replicate, dp_shard, cp, tp, ep, ep_shard and optimizer_instances",
         ),
     ] {
         let refused = run(folder.path(), line);

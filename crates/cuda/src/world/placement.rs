@@ -147,8 +147,8 @@ pub(crate) fn network(
     let even = |hosts: &Hosts| {
         let dense = [Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor];
         let experts = [Group::Expert, Group::ExpertShard, Group::ExpertReplica, Group::ExpertRows];
-        let instances = [Group::Instance, Group::Instances, Group::ExpertInstance];
-        let groups = dense.into_iter().chain(experts).chain(instances);
+        // Levels and optimizer instances that lie unevenly go by NCCL alone.
+        let groups = dense.into_iter().chain(experts);
         groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
     };
     match (first.wish.0, first.wish.1) {

@@ -102,6 +102,16 @@ pub(crate) mod samples {
     const TENSOR: [(usize, usize, u32, u32); 5] =
         [(1, 4, 1, 2), (1, 8, 2, 2), (2, 4, 1, 2), (2, 4, 2, 4), (2, 4, 1, 8)];
 
+    /// Hosts, ranks on each, replicas, tensor-parallel ranks, expert-parallel ones, optimizer instances, and blocks:
+    /// blocks that are whole replicas, and instances of replicas and of copies of experts.
+    const DIVIDED: [(usize, usize, [u32; 4], &[u32]); 5] = [
+        (4, 2, [4, 1, 1, 1], &[4]),
+        (2, 4, [2, 2, 1, 1], &[2]),
+        (2, 4, [4, 1, 1, 2], &[2]),
+        (2, 4, [4, 2, 1, 2], &[]),
+        (2, 4, [4, 1, 2, 2], &[4]),
+    ];
+
     /// Every world of these, with its hosts and the mesh of its ranks.
     pub(crate) fn worlds() -> Vec<(Hosts, Mesh)> {
         let replicated = MESHES.map(|(count, each, replicas)| {
@@ -114,7 +124,13 @@ pub(crate) mod samples {
         let cut = TENSOR.map(|(count, each, replicas, tensor)| {
             (hosts(count, each), Mesh::of((count * each) as u32, replicas, tensor, None).unwrap())
         });
-        replicated.into_iter().chain(leveled).chain(cut).collect()
+        let divided = DIVIDED.map(|(count, each, [replicas, tensor, ep, instances], blocks)| {
+            let mesh = Mesh::of((count * each) as u32, replicas, tensor, None);
+            let mesh = mesh.and_then(|mesh| mesh.with_experts(ep, None)).unwrap();
+            let mesh = mesh.with_instances(instances).unwrap();
+            (hosts(count, each), mesh.with_levels(Levels::new(blocks).unwrap()).unwrap())
+        });
+        replicated.into_iter().chain(leveled).chain(cut).chain(divided).collect()
     }
 
     /// That many hosts, with that many ranks on each.

@@ -183,9 +183,15 @@ impl Weights {
         all
     }
 
-    /// The ranks that have all rows of a bucket's weights together: what holds of a whole tensor is taken over them.
+    /// How many optimizer instances keep the state of weights that are in slices; 1 where none is.
+    #[must_use]
+    pub fn instances(&self) -> u32 {
+        if self.layouts.iter().any(WeightLayout::is_in_slices) { self.mesh.instances() } else { 1 }
+    }
+
+    /// Ranks that have all rows of a bucket's weights together: what holds of a whole tensor is taken over them.
     /// Where replicas have slices of any such weight these are those of all replicas, and of an expert of all its
-    /// copies.
+    /// copies. One optimizer instance of several has all rows too, and would need a group for a few bytes.
     #[must_use]
     pub fn all_rows(&self, bucket: BucketId) -> Group {
         let experts = self.bucket(bucket).expert;

@@ -445,7 +445,8 @@ pub enum DeclareError {
     },
     /// Optimizer instances into which replicas cannot be divided.
     #[error(
-        "{replicas} replicas{} cannot be divided into {instances} optimizer instances; set mesh.optimizer_instances to {fewer}, or change the number of ranks",
+        "{replicas} replica{}{} cannot be divided into {instances} optimizer instances; set mesh.optimizer_instances to {fewer}, or change mesh.dp_replicate or the number of ranks",
+        if *replicas == 1 { "" } else { "s" },
         copies.map_or_else(String::new, |copies| format!(" and {copies} copies of experts"))
     )]
     Instances {

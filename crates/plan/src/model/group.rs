@@ -18,7 +18,7 @@ pub enum Group {
     /// Those that hold the same shard, one of each replica.
     Replicate,
     /// Of those, the ones of the rank's own optimizer instance ([`Mesh::with_instances`](super::Mesh::with_instances)).
-    Instance,
+    ReplicateInInstance,
     /// Those at one place of all optimizer instances: they keep the same optimizer state.
     Instances,
     /// All ranks.
@@ -46,7 +46,7 @@ pub enum Group {
     /// Those that hold the same shard of the same expert.
     ExpertReplica,
     /// Of those, the ones of the rank's own optimizer instance.
-    ExpertInstance,
+    ExpertReplicaInInstance,
     /// Those that hold rows of the same expert, of all copies.
     ExpertRows,
     /// As [`Group::Level`], for the weights of experts.
@@ -72,12 +72,28 @@ impl Group {
         }
     }
 
-    /// Whether these are ranks that have the same shard, all or some of those.
+    /// Which level of a tree they sum at, of those that have several.
+    #[must_use]
+    pub const fn level(self) -> Option<LevelId> {
+        match self {
+            Self::Level(level)
+            | Self::ReplicaLevel(level)
+            | Self::ExpertLevel(level)
+            | Self::WorldLevel(level) => Some(level),
+            _ => None,
+        }
+    }
+
+    /// Whether these are ranks that have the same shard, or the same slice of one: all or some of those.
     #[must_use]
     pub const fn is_of_copies(self) -> bool {
         matches!(
             self,
-            Self::Replicate | Self::Instance | Self::Instances | Self::ExpertReplica | Self::ExpertInstance
+            Self::Replicate
+                | Self::ReplicateInInstance
+                | Self::Instances
+                | Self::ExpertReplica
+                | Self::ExpertReplicaInInstance
         )
     }
 
@@ -93,7 +109,7 @@ impl std::fmt::Display for Group {
         match self {
             Self::Shard => formatter.write_str("shard"),
             Self::Replicate => formatter.write_str("replicate"),
-            Self::Instance => formatter.write_str("instance"),
+            Self::ReplicateInInstance => formatter.write_str("replicate_in_instance"),
             Self::Instances => formatter.write_str("instances"),
             Self::World => formatter.write_str("world"),
             Self::Replica => formatter.write_str("replica"),
@@ -102,12 +118,10 @@ impl std::fmt::Display for Group {
             Self::Expert => formatter.write_str("expert"),
             Self::ExpertShard => formatter.write_str("expert_shard"),
             Self::ExpertReplica => formatter.write_str("expert_replica"),
-            Self::ExpertInstance => formatter.write_str("expert_instance"),
+            Self::ExpertReplicaInInstance => formatter.write_str("expert_replica_in_instance"),
             Self::ExpertRows => formatter.write_str("expert_rows"),
-            Self::Level(level)
-            | Self::ReplicaLevel(level)
-            | Self::ExpertLevel(level)
-            | Self::WorldLevel(level) => level.fmt(formatter),
+            Self::Level(level) | Self::ReplicaLevel(level) | Self::ExpertLevel(level) => level.fmt(formatter),
+            Self::WorldLevel(level) => write!(formatter, "world {level}"),
         }
     }
 }

@@ -179,7 +179,7 @@ impl Mesh {
         self.shards * self.tensor
     }
 
-    /// The levels that cut the world: its replicas, or into blocks of these.
+    /// The levels that cut the world: into parts of a replica, or blocks of whole ones.
     #[must_use]
     pub const fn levels(self) -> Levels {
         self.levels
@@ -240,7 +240,7 @@ impl Mesh {
         match group {
             Group::Shard => Strides::new(self.tensor, self.shards),
             Group::Replicate => Strides::new(self.of_replica(), self.replicas),
-            Group::Instance => Strides::new(self.of_replica(), self.replicas / self.instances),
+            Group::ReplicateInInstance => Strides::new(self.of_replica(), self.replicas / self.instances),
             Group::Instances => Strides::new(self.ranks() / self.instances, self.instances),
             Group::World => Strides::new(1, self.ranks()),
             Group::Replica => Strides::new(1, self.of_replica()),
@@ -252,7 +252,7 @@ impl Mesh {
             Group::Expert => Strides::new(1, self.expert),
             Group::ExpertShard => Strides::new(self.expert, self.expert_shards),
             Group::ExpertReplica => Strides::new(self.of_experts(), self.ranks() / self.of_experts()),
-            Group::ExpertInstance => {
+            Group::ExpertReplicaInInstance => {
                 Strides::new(self.of_experts(), self.ranks() / self.of_experts() / self.instances)
             }
             Group::ExpertRows => Strides::new(self.expert, self.ranks() / self.expert),
@@ -270,8 +270,7 @@ impl Mesh {
         let of_world = self.tree(Group::World).filter(|group| !group.is_world());
         let named = [Group::World, Group::Shard, Group::Replicate].into_iter();
         let named = named.chain(levels).chain(of_replica).chain(of_experts).chain(of_world);
-        let instances = [Group::Instance, Group::Instances, Group::ExpertInstance];
-        let instances = instances.into_iter().filter(move |_| self.instances > 1);
+        let instances = [Group::ReplicateInInstance, Group::Instances, Group::ExpertReplicaInInstance];
         let others = [Group::Replica, Group::Context, Group::Tensor];
         let experts = [Group::Expert, Group::ExpertShard, Group::ExpertReplica, Group::ExpertRows];
         named.chain(others).chain(experts).chain(instances)

@@ -118,8 +118,8 @@ impl ShardLayout {
     pub fn slicers(&self, mesh: Mesh) -> Group {
         match self.group().copies() {
             copies if mesh.instances() == 1 => copies,
-            Group::ExpertReplica => Group::ExpertInstance,
-            _ => Group::Instance,
+            Group::ExpertReplica => Group::ExpertReplicaInInstance,
+            _ => Group::ReplicateInInstance,
         }
     }
 
@@ -372,7 +372,7 @@ mod tests {
             assert_eq!(copies, [RankId::new(rank), RankId::new(rank + 6)]);
         }
         let groups: Vec<Group> = layout.tree(mesh).collect();
-        assert_eq!(groups, [Group::Shard, Group::Instance]);
+        assert_eq!(groups, [Group::Shard, Group::ReplicateInInstance]);
     }
 
     /// Of every replica, whatever the tensor parallelism.

@@ -183,11 +183,8 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
 
 /// Are these the ranks of a level above the first?
 const fn is_further(group: Group) -> bool {
-    match group {
-        Group::Level(level)
-        | Group::ReplicaLevel(level)
-        | Group::ExpertLevel(level)
-        | Group::WorldLevel(level) => level.index() > 0,
-        _ => group.is_of_copies(),
+    match group.level() {
+        Some(level) => level.index() > 0,
+        None => group.is_of_copies(),
     }
 }

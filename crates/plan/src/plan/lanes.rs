@@ -1,9 +1,10 @@
 //! The lanes of a policy, and which of them carries what.
 //!
 //! Law: this is the one place where lanes get numbers. Compute is first, and every kind of lane there is once; a
-//! policy of one communicator has one lane for gathers and reductions. What was summed once and is summed over further
-//! blocks or replicas has its own where the policy has three and there are such, and collectives between calls, for
-//! which calls wait, where it has four: that is said of all programs of a session, as they share lanes.
+//! policy of one communicator has one lane for gathers and reductions. What was summed once and is summed over
+//! further blocks or replicas has its own where the policy has three and there are such (replicated weights, which
+//! are summed in the tail, stay with the reductions), and collectives between calls, for which calls wait, where it
+//! has four: that is said of all programs of a session, as they share lanes.
 
 use super::draft::Carrier;
 use super::step_plan::Policy;

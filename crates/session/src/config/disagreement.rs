@@ -5,7 +5,8 @@ use toml::Value;
 use super::keys::{self, Entry};
 use super::shown::shown;
 use super::{
-    Config, ConfigError, Masters, Moments, OptimizerConfig, Origin, Prefetch, Reduce, ReduceDtype, Transport,
+    Config, ConfigError, Masters, Moments, OptimizerConfig, OptimizerShard, Origin, Prefetch, Reduce,
+    ReduceDtype, Transport,
 };
 
 impl Config {
@@ -15,6 +16,7 @@ impl Config {
         let found = found.or_else(|| self.custom_optimizer_of_halves(entries));
         let found = found.or_else(|| self.summed_by_nobody(entries));
         let found = found.or_else(|| self.nccl_in_mxfp8(entries));
+        let found = found.or_else(|| self.instances_of_whole_state(entries));
         found.or_else(|| self.moments_that_stand_still(entries))
     }
 
@@ -84,6 +86,20 @@ impl Config {
             key: entry.path.clone(),
             problem: "is \"mxfp8\", which NCCL cannot sum, and `reduce` is \"nccl\"".to_owned(),
             advice: "set it to \"bf16\" or \"f32\", or `reduce` to \"ordered\"".to_owned(),
+        })
+    }
+
+    /// Where each replica keeps all state there is nothing to keep once in an instance.
+    fn instances_of_whole_state(&self, entries: &[Entry]) -> Option<ConfigError> {
+        if self.mesh.optimizer_instances == 1 || self.optimizer.shard == OptimizerShard::Replicas {
+            return None;
+        }
+        let entry = entries.iter().find(|entry| entry.path == "mesh.optimizer_instances")?;
+        Some(ConfigError::Together {
+            origin: self.origins.of(entry),
+            key: entry.path.clone(),
+            problem: format!("is {}, and `optimizer.shard` is \"dp_shard\"", self.mesh.optimizer_instances),
+            advice: "set `optimizer.shard` to \"replicas\", or remove it".to_owned(),
         })
     }
 
@@ -187,6 +203,16 @@ mod tests {
             said.contains("`reduce_dtype` is \"mxfp8\"") && said.contains("`reduce` to \"ordered\""),
             "{said}"
         );
+    }
+
+    #[test]
+    fn optimizer_instances_are_refused_where_every_replica_keeps_all_state() {
+        let mut config = Config::default();
+        config.mesh.optimizer_instances = 2;
+        let said = config.validate().unwrap_err().to_string();
+        assert!(said.contains("`mesh.optimizer_instances` is 2, and `optimizer.shard` is"), "{said}");
+        config.optimizer.shard = OptimizerShard::Replicas;
+        assert!(config.validate().is_ok());
     }
 
     #[test]

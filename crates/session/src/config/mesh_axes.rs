@@ -42,8 +42,8 @@ pub struct MeshAxes {
     pub optimizer_instances: u32,
     /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
     /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a
-    /// replica; when absent, 8 where that cuts replicas evenly, which is one sum for up to 8 ranks. Part of the
-    /// bits of a run, and the same in all processes.
+    /// replica, and of the world; when absent, 8 where that cuts replicas evenly or into blocks of whole ones, which is
+    /// one sum for up to 8 ranks. Part of the bits of a run, and the same in all processes.
     pub levels: Option<Levels>,
 }
 

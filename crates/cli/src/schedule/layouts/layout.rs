@@ -164,8 +164,7 @@ impl Bench<'_> {
     /// The configuration of every layout, with this mesh.
     fn config(&self, axes: MeshAxes) -> Config {
         let mut config = self.config.clone();
-        let MeshAxes { optimizer_instances, levels, .. } = config.mesh;
-        config.mesh = MeshAxes { optimizer_instances, levels, ..axes };
+        config.mesh = MeshAxes { levels: config.mesh.levels, ..axes };
         for key in ["mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep"] {
             config.set_by(key, "the tuner");
         }

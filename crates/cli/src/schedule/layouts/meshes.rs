@@ -16,6 +16,7 @@ pub(super) struct Given {
     pub(super) tp: Option<u32>,
     pub(super) ep: Option<u32>,
     pub(super) ep_shard: Option<u32>,
+    pub(super) optimizer_instances: Option<u32>,
 }
 
 /// What every mesh is made for.
@@ -44,7 +45,9 @@ pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
         let others = ranks / tp / cp;
         for dp_shard in chosen(others, given.dp_shard).into_iter().rev() {
             let replicas = others / dp_shard;
-            if given.dp_replicate.is_some_and(|given| given != replicas) {
+            let optimizer_instances = given.optimizer_instances.unwrap_or(1);
+            let is_even = replicas.is_multiple_of(optimizer_instances);
+            if !is_even || given.dp_replicate.is_some_and(|given| given != replicas) {
                 continue;
             }
             let (dp_replicate, of_replica) = (Some(replicas), ranks / replicas);
@@ -54,8 +57,17 @@ pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
             };
             for ep in chosen(experts, given.ep).into_iter().filter(spread) {
                 let (dp_shard, ep_shard) = (Some(dp_shard), given.ep_shard);
-                let axes = MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, ..MeshAxes::default() };
-                meshes.push(axes);
+                let levels = None;
+                meshes.push(MeshAxes {
+                    dp_replicate,
+                    dp_shard,
+                    cp,
+                    tp,
+                    ep,
+                    ep_shard,
+                    optimizer_instances,
+                    levels,
+                });
             }
         }
     }
@@ -98,6 +110,8 @@ mod tests {
             Given { tp: Some(2), cp: Some(2), dp_shard: Some(2), dp_replicate: Some(2), ..Given::default() };
         assert_eq!(of(WORLD, all), [(2, 2, 2, 2)]);
         assert_eq!(of(WORLD, Given { dp_shard: Some(3), ..Given::default() }), []);
+        let instances = Given { optimizer_instances: Some(4), tp: Some(1), ..Given::default() };
+        assert_eq!(of(WORLD, instances), [(4, 4, 1, 1), (8, 2, 1, 1), (16, 1, 1, 1)]);
         assert_eq!(
             of(WORLD, Given { dp_replicate: Some(4), tp: Some(1), ..Given::default() }),
             [(4, 4, 1, 1)]

@@ -129,7 +129,7 @@ fn planned_by_time(options: &TuneOptions) -> Result<Config, MeasureError> {
 /// The axes that the command line and the configuration give. A list of calls is the program of one rank of one
 /// mesh, so what its ranks share is given.
 fn given(options: &TuneOptions, config: &Config, file: &ModelFile) -> Given {
-    let MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, .. } = config.mesh;
+    let MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, optimizer_instances, .. } = config.mesh;
     let is_said = |said: fn(&MeshAxis) -> bool| options.model.mesh.iter().any(said);
     let fixed = |axis: u32, said: bool| (axis > 1 || said || file.is_of_one_mesh()).then_some(axis);
     Given {
@@ -139,6 +139,7 @@ fn given(options: &TuneOptions, config: &Config, file: &ModelFile) -> Given {
         tp: fixed(tp, is_said(|axis| matches!(axis, MeshAxis::Tp(_)))),
         ep: fixed(ep, is_said(|axis| matches!(axis, MeshAxis::Ep(_)))),
         ep_shard,
+        optimizer_instances: Some(optimizer_instances),
     }
 }
 

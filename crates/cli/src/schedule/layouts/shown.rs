@@ -19,7 +19,7 @@ const BINDING: f64 = 0.01;
 
 /// The axes as they stand on a command line.
 pub(super) fn mesh(axes: &MeshAxes) -> String {
-    let MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, .. } = *axes;
+    let MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, optimizer_instances, .. } = *axes;
     let named = [
         ("tp", tp),
         ("cp", cp),
@@ -27,6 +27,7 @@ pub(super) fn mesh(axes: &MeshAxes) -> String {
         ("ep_shard", ep_shard.unwrap_or(1)),
         ("dp_shard", dp_shard.unwrap_or(1)),
         ("dp_replicate", dp_replicate.unwrap_or(1)),
+        ("optimizer_instances", optimizer_instances),
     ];
     let more: Vec<String> = named
         .into_iter()

@@ -8,9 +8,9 @@ use super::Mesh;
 use crate::model::{DeclareError, Levels};
 
 impl Mesh {
-    /// The same mesh, in which each `ep` ranks in a row share the experts, and each expert is sharded over `ep_shard`
-    /// ranks: if that is not said, over as many as a replica leaves. It is one optimizer instance, and levels are those
-    /// that such a mesh has by itself.
+    /// The same mesh, in which each `ep` ranks in a row share the experts, and each expert is sharded over
+    /// `ep_shard` ranks: if that is not said, over as many as a replica leaves. If the axes change, it is one
+    /// optimizer instance with the levels that such a mesh has by itself.
     ///
     /// # Errors
     /// [`DeclareError::Experts`] when the ranks cannot be divided so.

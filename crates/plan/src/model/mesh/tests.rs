@@ -259,11 +259,11 @@ fn optimizer_instances_are_blocks_of_replicas_and_of_copies_of_experts() {
     let mesh = mesh.with_instances(2).unwrap();
     let of = |mesh: Mesh, group| mesh.members(RankId::new(11), group).map(RankId::number).collect::<Vec<_>>();
     assert_eq!(of(mesh, Group::Replicate), [3, 11, 19, 27]);
-    assert_eq!(of(mesh, Group::Instance), [3, 11]);
+    assert_eq!(of(mesh, Group::ReplicateInInstance), [3, 11]);
     assert_eq!(of(mesh, Group::Instances), [11, 27]);
     assert_eq!(of(mesh, Group::ExpertReplica), [3, 7, 11, 15, 19, 23, 27, 31]);
-    assert_eq!(of(mesh, Group::ExpertInstance), [3, 7, 11, 15]);
-    assert_eq!(of(one, Group::Instance), of(one, Group::Replicate));
+    assert_eq!(of(mesh, Group::ExpertReplicaInInstance), [3, 7, 11, 15]);
+    assert_eq!(of(one, Group::ReplicateInInstance), of(one, Group::Replicate));
     assert_eq!(of(one, Group::Instances), [11]);
     assert_eq!(
         mesh.to_string(),

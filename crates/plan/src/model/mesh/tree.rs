@@ -50,20 +50,17 @@ impl Mesh {
             Group::Shard | Group::Replicate | Group::World | Group::Replica => 1,
             // An all-reduce leaves all of a gradient.
             Group::WorldLevel(_) => 1,
-            Group::Context | Group::Tensor | Group::Instance | Group::Instances => 1,
+            Group::Context | Group::Tensor | Group::ReplicateInInstance | Group::Instances => 1,
             Group::Expert | Group::ExpertShard | Group::ExpertReplica => 1,
-            Group::ExpertInstance | Group::ExpertRows => 1,
+            Group::ExpertReplicaInInstance | Group::ExpertRows => 1,
         }
     }
 
     /// The ranks whose sums a level adds up.
     pub(super) const fn level(self, group: Group) -> Strides {
-        let level = match group {
-            Group::Level(level)
-            | Group::ReplicaLevel(level)
-            | Group::ExpertLevel(level)
-            | Group::WorldLevel(level) => level.index(),
-            _ => 0,
+        let level = match group.level() {
+            Some(level) => level.index(),
+            None => 0,
         };
         let reach = self.reach(group);
         let below = if level == 0 { reach.apart } else { self.block(level - 1, reach) };

@@ -1,24 +1,25 @@
 //! Reduces every gradient and accumulates it into the FP32 main grad.
 //!
-//! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
-//! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step after
-//! compute each. What a call writes in bf16 is added to nothing on the rank, and is reduced in bf16 as it lies, or
-//! rounded to MXFP8 where gradients travel so. What is complete is summed as many calls after compute as the
-//! timetable says, by a task of each rank, which accumulates as well; it is exchanged among the ranks of a replica
-//! one call before, or right after its call where reductions have a communicator of their own: after the next call
-//! in T, or before it where the timetable has exchanges early and its gradients are complete by then, neither added
-//! to others nor rounded. Where sums have levels ([`Mesh::tree`]), that is the first of them. What it leaves is
-//! exchanged right after it, beside what other gradients do at the first level, and summed one call further, level
-//! after level; it travels as [`ReduceDtype`] says. Where there are several replicas the last task leaves the sums
-//! as they are; right after it they are summed over the replicas, in f32, and one call further they are
-//! accumulated; where each replica keeps a slice of the rows, that is one more level, and optimizer instances are
-//! summed over as replicas are. Where collectives sum
-//! ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum over the replicas
-//! stands right after it, and accumulation one call further. A replica of one rank exchanges nothing. A replicated
-//! weight's gradient is accumulated locally, and one all-reduce over all ranks, in levels one for each, carries all
-//! of them together. The first contribution of a step overwrites, unless the step continues a sum that steps before
-//! it began: then none does. Gradients of one group that one call completes are one collective, and one sum. What
-//! accumulates a sharded weight's last contribution of a step takes the squares of the main grad for the norm.
+//! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded
+//! weight that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one
+//! step after compute each. What a call writes in bf16 is added to nothing on the rank, and is reduced in
+//! bf16 as it lies, or rounded to MXFP8 where gradients travel so. What is complete is summed as many calls
+//! after compute as the timetable says, by a task of each rank, which accumulates as well; it is exchanged
+//! among the ranks of a replica one call before, or right after its call where reductions have a communicator
+//! of their own: after the next call in T, or before it where the timetable has exchanges early and its
+//! gradients are complete by then, neither added to others nor rounded. Where sums have levels
+//! ([`Mesh::tree`]), that is the first of them. What it leaves is exchanged right after it, beside what other
+//! gradients do at the first level, and summed one call further, level after level; it travels as
+//! [`ReduceDtype`] says. Where there are several replicas the last task leaves the sums as they are; right
+//! after it they are summed over the replicas, in f32, and one call further they are accumulated; where each
+//! replica keeps a slice of the rows, that is one more level, and optimizer instances are summed over as
+//! replicas are. Where collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place
+//! of that sum, the sum over the replicas stands right after it, and accumulation one call further. A replica
+//! of one rank exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce
+//! over all ranks, in levels one for each, carries all of them together. The first contribution of a step
+//! overwrites, unless the step continues a sum that steps before it began: then none does. Gradients of one
+//! group that one call completes are one collective, and one sum. What accumulates a sharded weight's last
+//! contribution of a step takes the squares of the main grad for the norm.
 //!
 //! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
 //! [`ReduceDtype`]: crate::policy::ReduceDtype
@@ -28,7 +29,7 @@ mod collected;
 
 use std::collections::{BTreeSet, HashMap};
 
-use self::collected::{Alike, Collected, Contribution, OfCall, Rows, SumLevel};
+use self::collected::{Alike, Collected, Contribution, CopiesSum, OfCall, Rows, SumLevel};
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::super::prefetch::Reductions;
 use super::{combined_bytes, of_group, wire_bytes};
@@ -150,11 +151,8 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
             last = summed;
         }
     }
-    for (group, pairs) in over_copies {
-        let of_group = |rows: &&Rows| pairs.iter().any(|(_, summed)| *summed == rows.from);
-        let values = rows.iter().filter(of_group);
-        let values = values.map(|rows| draft.weights.layout(rows.weight).stored_elements());
-        let bytes = combined_bytes(values, mesh, group);
+    for CopiesSum { group, elements, pairs } in over_copies {
+        let bytes = combined_bytes(elements.into_iter(), mesh, group);
         let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs });
         let (at, section) =
             if collective { (reduced, Section::Reduce) } else { after_sum((reduced + depth - 1, last.1)) };

@@ -76,7 +76,7 @@ pub(super) struct Index {
     /// Ranks of their tensor-parallel groups, where they had some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tensor: Option<u32>,
-    /// Optimizer instances that the replicas were in, where there were several.
+    /// Optimizer instances that kept slices of state, where there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) optimizer_instances: Option<u32>,
     /// Ranks of the blocks in which they summed gradients; none where they summed in rank order.

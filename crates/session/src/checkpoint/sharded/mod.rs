@@ -153,7 +153,7 @@ pub struct SavedParts {
     pub replicas: Option<u32>,
     /// Ranks of their tensor-parallel groups (`mesh.tp`); 1 where there were none.
     pub tensor: u32,
-    /// Optimizer instances that their replicas were in (`mesh.optimizer_instances`).
+    /// Optimizer instances that kept slices of state (`mesh.optimizer_instances`); 1 where replicas had no slices.
     pub optimizer_instances: u32,
     /// How they shared experts; `None` where experts were sharded as other weights.
     pub experts: Option<SavedExperts>,

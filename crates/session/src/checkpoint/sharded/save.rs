@@ -176,7 +176,7 @@ impl Save {
             optimizer_identity: Some(self.optimizer_identity.clone()),
             replicas: Some(weights.mesh.replicas()),
             tensor: Some(weights.mesh.tensor()).filter(|ranks| *ranks > 1),
-            optimizer_instances: Some(weights.mesh.instances()).filter(|instances| *instances > 1),
+            optimizer_instances: Some(weights.instances()).filter(|instances| *instances > 1),
             levels: weights.mesh.levels().blocks().to_vec(),
             weights: indexed.collect(),
             carried: buffers

@@ -187,7 +187,7 @@ impl Session {
         } else {
             (
                 "gradients are summed over other replicas or in other blocks of ranks",
-                "mesh.dp_replicate, mesh.optimizer_instances and mesh.levels",
+                "optimizer.shard, mesh.dp_replicate, mesh.optimizer_instances and mesh.levels",
             )
         };
         tracing::warn!(
@@ -199,7 +199,7 @@ impl Session {
             replicas = mesh.replicas(),
             tp = mesh.tensor(),
             ?experts,
-            optimizer_instances = mesh.instances(),
+            optimizer_instances = plan.weights.instances(),
             levels = ?mesh.levels().blocks(),
             "{what} than in the run that was saved, and round otherwise; to go on with its bits set {keys} to those that \
              were saved"
@@ -208,7 +208,7 @@ impl Session {
 }
 
 /// Does this plan add gradients in another order than as many ranks that saved? Those of weights that train are added
-/// in levels, and those of sharded ones in replicas too; what NCCL sums has neither.
+/// in levels, and those of sharded ones in replicas and optimizer instances too; what NCCL sums has none of these.
 fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
     let mesh = plan.weights.mesh;
     if saved.ranks != mesh.ranks() {
@@ -229,10 +229,9 @@ fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
     };
     let of_replica = (mesh.ranks() / mesh.replicas()).max(mesh.expert() * mesh.expert_shards());
     let in_other_replicas = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas());
-    let in_other_instances = saved.optimizer_instances != mesh.instances();
+    let in_other_instances = saved.optimizer_instances != plan.weights.instances();
     let is_summed_otherwise = |layout: &WeightLayout| match layout.placement {
-        Placement::Sharded if layout.is_in_slices() && in_other_instances => true,
-        Placement::Sharded => in_other_levels(of_replica) || in_other_replicas,
+        Placement::Sharded => in_other_levels(of_replica) || in_other_replicas || in_other_instances,
         Placement::Replicated => in_other_levels(mesh.ranks()),
     };
     let mut trained = plan.weights.layouts.iter().filter(|layout| !layout.frozen);

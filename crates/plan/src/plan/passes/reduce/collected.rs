@@ -30,8 +30,8 @@ pub(super) struct Collected {
     pub(super) completed_later: bool,
     /// The groups it is summed over, one after the other.
     pub(super) levels: Vec<SumLevel>,
-    /// Of the ranks with the same rows, from these to their sums over all of them; empty where a rank alone has them.
-    pub(super) over_copies: Vec<(Group, Vec<(SlotId, SlotId)>)>,
+    /// Sums over the ranks with the same rows; none where a rank alone has them.
+    pub(super) over_copies: Vec<CopiesSum>,
     /// What is accumulated by a task of its own.
     pub(super) rows: Vec<Rows>,
 }
@@ -47,6 +47,15 @@ pub(super) struct SumLevel {
     pub(super) parts: Vec<ReducePart>,
     /// What is summed on the rank; empty where the collective sums.
     pub(super) sums: Vec<SumPart>,
+}
+
+/// The sum of rows over all ranks that have them.
+pub(super) struct CopiesSum {
+    pub(super) group: Group,
+    /// Elements of each pair's rows.
+    pub(super) elements: Vec<usize>,
+    /// From a rank's rows to their sums.
+    pub(super) pairs: Vec<(SlotId, SlotId)>,
 }
 
 /// In what gradients agree that one collective reduces.
@@ -179,11 +188,14 @@ impl Collected {
         if replicated {
             let named = format!("{name} gradient of {label} over all replicas");
             from = draft.transient(named, Content::SummedGradient(weight, call));
-            let copies = shard.copies();
-            match self.over_copies.iter_mut().find(|(group, _)| *group == copies) {
-                Some((_, pairs)) => pairs.push((reduced, from)),
-                None => self.over_copies.push((copies, vec![(reduced, from)])),
-            }
+            let group = shard.copies();
+            let place = self.over_copies.iter().position(|sum| sum.group == group);
+            let place = place.unwrap_or_else(|| {
+                self.over_copies.push(CopiesSum { group, elements: Vec::new(), pairs: Vec::new() });
+                self.over_copies.len() - 1
+            });
+            self.over_copies[place].elements.push(shard.stored().elements());
+            self.over_copies[place].pairs.push((reduced, from));
         }
         self.rows.push(Rows { weight, from, first: begins, squares });
     }

@@ -328,6 +328,10 @@ impl Run<'_> {
                 "this rank's gradient sum of a replicated weight, since it takes sums",
                 "accumulate the weight's gradients before the all-reduce",
             ),
+            (Placement::Sharded, Held::SummedGradient(weight, _)) if in_slices(*weight) => (
+                "slices of gradients that were not summed over all replicas before",
+                "sum each gradient over the replicas of an optimizer instance once, and once over the instances",
+            ),
             (Placement::Sharded, Held::ReducedGradient(..) | Held::SummedGradient(..)) if !replicated => (
                 "this rank's gradient sum of a replicated weight, since every rank holds other rows of a sharded one",
                 "accumulate reduced rows as they are: with one replica they are summed over all ranks",

@@ -100,6 +100,10 @@ impl Run<'_> {
             (Placement::Replicated, Held::Gradient { weight: of, calls, .. }) if *of == weight => {
                 return Ok(calls.clone());
             }
+            (Placement::Sharded, Held::ReducedGradient(..)) if replicated && layout.is_in_slices() => (
+                "a gradient summed over all optimizer instances",
+                "sum slices over the instances, or each instance goes on with gradients of its own",
+            ),
             (Placement::Sharded, Held::ReducedGradient(..)) if replicated => (
                 "a gradient summed over all replicas",
                 "sum reduced rows over the replicas, or each replica goes on with gradients of its own",
