@@ -1,5 +1,7 @@
 //! One rank of a [`super::CudaWorld`], as the executor drives it.
 
+mod reserved;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -8,24 +10,22 @@ use super::bind::bound::CudaBound;
 use super::bind::lane::CudaStream;
 use super::bind::{Binder, bind};
 use super::device::context::Context;
-use super::device::ipc::PAGE;
 use super::device::memory::DeviceMemory;
 use super::device::pinned::PinnedSnapshot;
-use super::device::stream::{Event, Priority, Stream};
+use super::device::stream::{Priority, Stream};
 use super::failure::CudaFailure;
 use super::graph::capture::{self, CapturedGraphs, CudaGraph};
 use super::graph::keep_alive::KeepAlive;
 use super::kernels::Kernels;
-use super::shutdown::progress::{LANES, Progress};
+use super::shutdown::progress::Progress;
 use super::shutdown::release::Release;
 use super::shutdown::watchdog;
-use super::surface::{CudaHandles, CudaSurface};
+use super::surface::CudaSurface;
 use super::timing::Timeline;
 use super::timing::task_events::TaskEvents;
 use super::transport::communicator::Communicator;
 use super::transport::lane_communicators::LaneCommunicators;
 use super::transport::receive_buffers::ReceiveBuffers;
-use super::transport::signal::Home;
 use super::world::World;
 use warpweft_backend::bell::lock;
 use warpweft_backend::closures::Closures;
@@ -36,7 +36,7 @@ use warpweft_backend::{
 };
 use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
 use warpweft_plan::compute::{ComputeFactory, Seat};
-use warpweft_plan::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
+use warpweft_plan::layout::{Binding, Lane, LaneKind, Region};
 use warpweft_plan::model::Mesh;
 use warpweft_plan::policy::Reduce;
 
@@ -143,69 +143,6 @@ impl CudaBackend {
             )));
         }
         Ok(())
-    }
-
-    fn reserve_zeroed(&self, bytes: usize, receive_buffer: usize) -> Result<CudaMemory, CudaFailure> {
-        let words = self.world.signals().bytes();
-        let too_much = || CudaFailure::Refused("more bytes than there are addresses".to_owned());
-        let after = |start: usize, bytes: usize| {
-            start
-                .checked_add(bytes)
-                .and_then(|end| end.checked_next_multiple_of(ALIGNMENT))
-                .ok_or_else(too_much)
-        };
-        let arena_bytes = after(0, bytes)?;
-        let signals_end = after(arena_bytes, words)?;
-        let all = after(signals_end, receive_buffer)?;
-        // Whole pages, so that what is lent to other processes is this memory and nothing else.
-        let pages = all.checked_next_multiple_of(PAGE).ok_or_else(too_much)?;
-        let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, pages)?);
-        let arena = memory.address();
-        let home = Home { arena, signals: arena.plus(arena_bytes), receive_buffer: arena.plus(signals_end) };
-        self.transfers.upload(bytemuck::bytes_of(&1u32), self.world.signals().one(home.signals))?;
-        self.world.settle(self.rank, home, Arc::clone(&memory))?;
-        let snapshot = OnceLock::new();
-        Ok(CudaMemory { memory, arena_bytes, receive_buffer_bytes: all - signals_end, snapshot })
-    }
-
-    fn open_lane(
-        &self,
-        memory: &CudaMemory,
-        lane: Lane,
-        closures: Closures<CudaSurface>,
-    ) -> Result<CudaStream, CudaFailure> {
-        if lane.id.index() >= LANES {
-            return Err(CudaFailure::Refused(format!(
-                "{}: a rank has at most {LANES} lanes, numbered from 0; use fewer in the plan",
-                lane.id
-            )));
-        }
-        let priority = match lane.kind {
-            LaneKind::Sum | LaneKind::Snapshot => Priority::Least,
-            LaneKind::Compute | LaneKind::Quantize | LaneKind::Communicator(_) => Priority::Greatest,
-        };
-        let stream = Arc::new(Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?);
-        let communication = match lane.kind {
-            LaneKind::Communicator(communicator) => {
-                Some(LaneCommunicators::open(&self.world, self.rank, communicator, &self.context, &stream)?)
-            }
-            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot => None,
-        };
-        lock(&self.lanes).insert(lane.id, communication);
-        Ok(CudaStream {
-            world: Arc::clone(&self.world),
-            rank: self.rank,
-            lane,
-            handles: CudaHandles::of(&stream, self.captures.keep_alive()),
-            arena: memory.memory.address(),
-            stream,
-            closures,
-            fault: None,
-            faulted: false,
-            usual_wait: Duration::ZERO,
-            captures: false,
-            join: Event::order(Arc::clone(&self.context))?,
-        })
     }
 
     fn start_capture(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {

@@ -23,6 +23,7 @@ mod segments;
 mod shard;
 mod tensor_parallel;
 mod weight;
+mod weights;
 
 pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
 pub use collective::{Collective, CollectiveKind};
@@ -42,4 +43,5 @@ pub use program::{
 pub use segments::Segments;
 pub use shard::{Block, ShardLayout, ShardRows};
 pub use tensor_parallel::{TensorCut, TensorParallel};
-pub use weight::{Model, ModelBuilder, Placement, WeightSpec};
+pub use weight::{Placement, WeightSpec};
+pub use weights::{Model, ModelBuilder};

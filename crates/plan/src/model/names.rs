@@ -6,6 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use super::DeclareError;
+use warpweft_base::errors::{listed, shown};
+
 /// The positions of a list's names.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NameIndex {
@@ -35,3 +38,17 @@ impl PartialEq for NameIndex {
 }
 
 impl Eq for NameIndex {}
+
+/// Names in one line, for messages.
+pub(super) fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
+    listed("", all)
+}
+
+/// A name is one that messages show as it is.
+pub(super) fn check_name(kind: &'static str, name: &str) -> Result<(), DeclareError> {
+    match name {
+        "" => Err(DeclareError::Unnamed { kind }),
+        name if shown(name) == name => Ok(()),
+        name => Err(DeclareError::Name { kind, name: shown(name) }),
+    }
+}

@@ -12,7 +12,7 @@ use super::accumulation::Accumulation;
 use super::call::{Call, Gradient, Phase};
 use super::step::StepProgram;
 use crate::model::names::NameIndex;
-use crate::model::weight::check_name;
+use crate::model::names::check_name;
 use crate::model::{BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Role};
 use warpweft_base::id::{BufferId, WeightId};
 use warpweft_format::ElementType;

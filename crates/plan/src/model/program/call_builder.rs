@@ -10,7 +10,7 @@ use super::builder::ProgramBuilder;
 use super::call::{Call, Form, Gradient, Phase, Reuse, Use};
 use super::call_counts::{check_counts, check_readers_of_rows, check_writers_of_counts};
 use super::cost::CostHint;
-use crate::model::weight::{check_name, names};
+use crate::model::names::{check_name, names};
 use crate::model::{Access, BufferAccess, BufferSpec, Collective, DeclareError, Placement, WeightSpec};
 use warpweft_base::id::{BufferId, CallId, MicroBatchId, WeightId};
 use warpweft_format::{ElementType, Orientation};

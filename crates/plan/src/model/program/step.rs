@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::accumulation::Accumulation;
 use super::call::Call;
 use crate::model::names::NameIndex;
-use crate::model::weight::names;
+use crate::model::names::names;
 use crate::model::{BufferSpec, DeclareError, Model};
 use warpweft_base::id::{BufferId, CallId};
 
