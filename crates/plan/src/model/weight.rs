@@ -42,7 +42,7 @@ pub struct WeightSpec {
     pub placement: Placement,
     /// Whether its uses find planes that earlier uses gathered; as the configuration says when not set.
     pub reuse: Option<Reuse>,
-    /// The group it is gathered and reduced with, if any; see [`ModelBuilder::group`].
+    /// The group it is gathered and reduced with, if any; see [`ModelBuilder::group`](super::ModelBuilder::group).
     pub group: Option<GroupId>,
     /// What the optimizer does differently for it.
     pub parameters: ParameterGroup,
@@ -53,14 +53,14 @@ pub struct WeightSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorParallel>,
     /// The stacked matrices that are cut each by itself, of a column-parallel weight that is fused;
-    /// see [`ModelBuilder::column_parallel_of`].
+    /// see [`ModelBuilder::column_parallel_of`](super::ModelBuilder::column_parallel_of).
     #[serde(skip_serializing_if = "Segments::is_none")]
     pub segments: Segments,
-    /// Whether it is of an expert, of which other ranks have others; see [`ModelBuilder::expert_parallel`].
+    /// Whether it is of an expert, of which other ranks have others; see [`ModelBuilder::expert_parallel`](super::ModelBuilder::expert_parallel).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub expert: bool,
     /// The weights that it is quantized with by one scale of the tensor, if any: see
-    /// [`ModelBuilder::scale_group`].
+    /// [`ModelBuilder::scale_group`](super::ModelBuilder::scale_group).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_group: Option<String>,
 }
