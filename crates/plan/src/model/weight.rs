@@ -56,7 +56,8 @@ pub struct WeightSpec {
     /// see [`ModelBuilder::column_parallel_of`](super::ModelBuilder::column_parallel_of).
     #[serde(skip_serializing_if = "Segments::is_none")]
     pub segments: Segments,
-    /// Whether it is of an expert, of which other ranks have others; see [`ModelBuilder::expert_parallel`](super::ModelBuilder::expert_parallel).
+    /// Whether it is of an expert, of which other ranks have others; see
+    /// [`ModelBuilder::expert_parallel`](super::ModelBuilder::expert_parallel).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub expert: bool,
     /// The weights that it is quantized with by one scale of the tensor, if any: see
