@@ -19,7 +19,7 @@ fn summing(replicas: u32, levels: Option<&[u32]>) -> Config {
     config
 }
 
-/// Four replicas in so many optimizer instances.
+/// Four replicas, divided into optimizer instances.
 fn in_instances(instances: u32) -> Config {
     let mut config = summing(4, None);
     config.optimizer.shard = OptimizerShard::Replicas;

@@ -68,6 +68,20 @@ fn last_sum(plan: &StepPlan) -> usize {
     position(plan, 0, |op| matches!(op, Op::SumGradient(SumGradient { group: Group::Replicate, .. })))
 }
 
+/// A sum of slices over the optimizer instances.
+fn sum_over_instances(plan: &StepPlan) -> usize {
+    position(plan, 0, |op| matches!(op, Op::AllReduce(op) if op.group == Group::Instances))
+}
+
+/// The same plan, which publishes a shard over another group.
+fn published_over(mut plan: StepPlan, other: Group) -> StepPlan {
+    let to = published(&plan, "embedding");
+    let [publishes, _] = publishing(&plan, to);
+    let Op::AllGather(AllGather { group, .. }) = &mut plan.tasks[publishes].op else { unreachable!() };
+    *group = other;
+    plan
+}
+
 #[test]
 fn every_shard_is_published_once_and_every_gradient_summed_over_the_replicas() {
     let plan = training();
@@ -129,7 +143,7 @@ fn a_main_grad_of_what_one_optimizer_instance_summed_is_refused() {
         ],
     );
     let mut plan = in_instances();
-    let sum = position(&plan, 0, |op| matches!(op, Op::AllReduce(op) if op.group == Group::Instances));
+    let sum = sum_over_instances(&plan);
     remove(&mut plan, sum);
     refused(&plan, &["PL-4", "needs a reduced gradient of `embedding`", "holds nothing"]);
 }
@@ -139,7 +153,7 @@ fn a_main_grad_of_what_one_optimizer_instance_summed_is_refused() {
 fn slices_that_are_summed_over_the_replicas_of_an_instance_again_are_refused() {
     for wrong in [Group::ReplicateInInstance, Group::Replicate] {
         let mut plan = in_instances();
-        let sum = position(&plan, 0, |op| matches!(op, Op::AllReduce(op) if op.group == Group::Instances));
+        let sum = sum_over_instances(&plan);
         let Op::AllReduce(AllReduce { group, .. }) = &mut plan.tasks[sum].op else { unreachable!() };
         *group = wrong;
         recount(&mut plan);
@@ -154,7 +168,7 @@ fn slices_that_are_summed_over_the_replicas_of_an_instance_again_are_refused() {
 #[test]
 fn slices_that_are_summed_over_the_instances_twice_are_refused() {
     let mut plan = in_instances();
-    let sum = position(&plan, 0, |op| matches!(op, Op::AllReduce(op) if op.group == Group::Instances));
+    let sum = sum_over_instances(&plan);
     let Op::AllReduce(AllReduce { pairs, .. }) = plan.tasks[sum].op.clone() else { unreachable!() };
     repeat(&mut plan, sum);
     let Op::AllReduce(AllReduce { pairs: again, .. }) = &mut plan.tasks[sum + 1].op else { unreachable!() };
@@ -172,11 +186,7 @@ fn slices_that_are_summed_over_the_instances_twice_are_refused() {
 /// PL-2. Of every slice there would be one for each instance.
 #[test]
 fn slices_that_are_gathered_over_all_instances_are_refused() {
-    let mut plan = in_instances();
-    let to = published(&plan, "embedding");
-    let [publishes, _] = publishing(&plan, to);
-    let Op::AllGather(AllGather { group, .. }) = &mut plan.tasks[publishes].op else { unreachable!() };
-    *group = Group::Replicate;
+    let plan = published_over(in_instances(), Group::Replicate);
     refused(
         &plan,
         &["brings the replicate group together", "whose slices the replicate_in_instance group has"],
@@ -228,11 +238,7 @@ fn a_gather_that_takes_the_own_slice_for_the_shard_is_refused() {
 /// PL-2. The ranks of a replica have slices of other shards.
 #[test]
 fn slices_that_are_gathered_in_a_replica_are_refused() {
-    let mut plan = training();
-    let to = published(&plan, "embedding");
-    let [publishes, _] = publishing(&plan, to);
-    let Op::AllGather(AllGather { group, .. }) = &mut plan.tasks[publishes].op else { unreachable!() };
-    *group = Group::Shard;
+    let plan = published_over(training(), Group::Shard);
     refused(&plan, &["brings the shard group together", "whose slices the replicate group has"]);
 }
 

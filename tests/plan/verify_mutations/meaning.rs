@@ -298,7 +298,7 @@ impl<'p> Memory<'p> {
         Some((LevelId::at(level), level + 1 == groups.len()))
     }
 
-    /// What a sum over a group leaves of a weight that every rank has whole, after the sums of so many levels: the main
+    /// What a sum over a group leaves of a weight that every rank has whole, after the sums of `below` levels: the main
     /// grad, if these are all ranks or the last blocks there are.
     pub(crate) fn summed_of_world(&self, weight: WeightId, below: usize, group: Group) -> Option<Content> {
         let (mesh, policy) = (self.plan.weights.mesh, &self.plan.policy);

@@ -279,8 +279,7 @@ impl GradNorm {
             let counts = match layout.placement {
                 Placement::Sharded => {
                     let binding = &binder.binding;
-                    let copy = binding.weights.mesh.position(binding.rank, layout.shard.copies());
-                    copy == 0
+                    binding.weights.mesh.position(binding.rank, layout.shard.copies()) == 0
                 }
                 Placement::Replicated => binder.binding.rank == RankId::new(0),
             };

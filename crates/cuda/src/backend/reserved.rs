@@ -20,8 +20,8 @@ use warpweft_backend::closures::Closures;
 use warpweft_plan::layout::{ALIGNMENT, Lane, LaneKind};
 
 impl CudaBackend {
-    /// Zeroed memory of so many bytes, with the words and the receive buffer behind it, which all ranks settle
-    /// together.
+    /// Zeroed device memory: the arena of `bytes`, then the flags by which ranks signal each other, then the
+    /// receive buffer. All ranks of the world tell each other their addresses.
     pub(super) fn reserve_zeroed(
         &self,
         bytes: usize,

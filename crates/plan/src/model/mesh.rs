@@ -157,7 +157,7 @@ impl Mesh {
                 && self.is_cut_evenly_for_experts(block))
     }
 
-    /// The same mesh in so many optimizer instances: blocks of whole replicas, and of whole copies of all experts.
+    /// The same mesh, its replicas divided into optimizer instances: blocks of replicas, and of copies of all experts.
     /// Where optimizer state is sharded over replicas, each instance has all of it, and sums over replicas are
     /// those of instances, added up. With fewer replicas to an instance less of a part is padding, and more is
     /// kept.

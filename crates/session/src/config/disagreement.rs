@@ -16,7 +16,7 @@ impl Config {
         let found = found.or_else(|| self.custom_optimizer_of_halves(entries));
         let found = found.or_else(|| self.summed_by_nobody(entries));
         let found = found.or_else(|| self.nccl_in_mxfp8(entries));
-        let found = found.or_else(|| self.instances_of_whole_state(entries));
+        let found = found.or_else(|| self.instances_of_whole_state());
         found.or_else(|| self.moments_that_stand_still(entries))
     }
 
@@ -90,16 +90,11 @@ impl Config {
     }
 
     /// Where each replica keeps all state there is nothing to keep once in an instance.
-    fn instances_of_whole_state(&self, entries: &[Entry]) -> Option<ConfigError> {
-        if self.mesh.optimizer_instances == 1 || self.optimizer.shard == OptimizerShard::Replicas {
-            return None;
-        }
-        let entry = entries.iter().find(|entry| entry.path == "mesh.optimizer_instances")?;
-        Some(ConfigError::Together {
-            origin: self.origins.of(entry),
-            key: entry.path.clone(),
-            problem: format!("is {}, and `optimizer.shard` is \"dp_shard\"", self.mesh.optimizer_instances),
-            advice: "set `optimizer.shard` to \"replicas\", or remove it".to_owned(),
+    fn instances_of_whole_state(&self) -> Option<ConfigError> {
+        let is_whole = self.optimizer.shard != OptimizerShard::Replicas;
+        (is_whole && self.mesh.optimizer_instances > 1).then(|| {
+            let (key, problem) = ("mesh.optimizer_instances", "and `optimizer.shard` is \"dp_shard\"");
+            self.unsupported(key, problem, "set `optimizer.shard` to \"replicas\", or remove it")
         })
     }
 

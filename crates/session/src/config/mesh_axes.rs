@@ -35,10 +35,10 @@ pub struct MeshAxes {
     /// Over how many ranks one expert is sharded, 1 to 65,536. `ep · ep_shard` divides the number of ranks. When
     /// absent, what `ep` leaves of a replica.
     pub ep_shard: Option<u32>,
-    /// How many optimizer instances there are, 1 to 65,536: with `optimizer.shard = "replicas"` so many blocks of
-    /// replicas each keep all optimizer state, where one block of all keeps it once. It must divide the replicas, and
-    /// the copies of experts. State is cut in whole row tiles, so over fewer replicas less is padding. Part of the bits
-    /// of a run where it is more than 1.
+    /// Number of optimizer instances, 1 to 65,536: blocks of replicas, each of which keeps all optimizer state
+    /// once. More than 1 needs `optimizer.shard = "replicas"`. It must divide the number of replicas, and of copies
+    /// of experts. State is cut in whole row tiles, so over fewer replicas less is padding. Part of the bits of a
+    /// run where it is more than 1.
     pub optimizer_instances: u32,
     /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
     /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a

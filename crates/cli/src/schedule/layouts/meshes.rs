@@ -57,17 +57,8 @@ pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
             };
             for ep in chosen(experts, given.ep).into_iter().filter(spread) {
                 let (dp_shard, ep_shard) = (Some(dp_shard), given.ep_shard);
-                let levels = None;
-                meshes.push(MeshAxes {
-                    dp_replicate,
-                    dp_shard,
-                    cp,
-                    tp,
-                    ep,
-                    ep_shard,
-                    optimizer_instances,
-                    levels,
-                });
+                let others = MeshAxes { optimizer_instances, ..MeshAxes::default() };
+                meshes.push(MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, ..others });
             }
         }
     }

@@ -8,8 +8,7 @@ use serde::Serialize;
 
 use super::accumulation::Accumulation;
 use super::call::Call;
-use crate::model::names::NameIndex;
-use crate::model::names::names;
+use crate::model::names::{NameIndex, names};
 use crate::model::{BufferSpec, DeclareError, Model};
 use warpweft_base::id::{BufferId, CallId};
 
